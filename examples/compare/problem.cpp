@@ -8,7 +8,7 @@
 namespace compare {
 namespace {
 
-constexpr double kMostSeconds = 60;
+constexpr double kMostJudged = 6e9;  // a minute or so
 
 /// Attended pairs of a sequence, over all heads, and those of the sets that differ.
 struct Pairs {
@@ -28,27 +28,14 @@ Pairs pairs_of(const hilt::Plan& plan) {
   return pairs;
 }
 
-/// Seconds that judging takes, a pair: in the exact loops, and to list it. By the best of a few
-/// small dense problems.
-struct Seconds {
-  double loops = 0, lists = 0;
-  double of(const Pairs& pairs) const { return loops * pairs.all + lists * pairs.listed; }
-};
-Seconds seconds_of_judging(const Settings& s, Index kv_heads, hilt::DType dtype) {
-  Index length = 256;
-  while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
-  const hilt::PlanPtr plan = hilt::make_plan({.length = length});
-  const std::vector<double> x(at(length * s.head_dim), 0.5);
-  const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
+/// How long judging takes, in products of the exact loops one after the other: each pair costs
+/// about as much as so many features more.
+double products_of(const Pairs& pairs, const Settings& s, Index kv_heads) {
+  constexpr double kPair = 32;
   const bool terms = !program::terms_in_words(s).empty();  // are added up by one thread
   const Index lanes = terms ? 1 : std::min<Index>(hilt::info().threads, s.batch * kv_heads);
-  AttendedSets sets;
-  const double lists = program::best_seconds(3, {}, [&] { sets = attended_sets(*plan); });
-  const double loops = program::best_seconds(3, {}, [&] {
-    exact_attention(small, sets, dtype), naive_attention(small, sets, dtype), term_sizes(small, sets, dtype);
-  });
-  const double pairs = static_cast<double>(length * length);
-  return {loops / pairs * static_cast<double>(s.batch) / static_cast<double>(lanes), lists / pairs};
+  return pairs.all * (static_cast<double>(s.head_dim) + kPair) * static_cast<double>(s.batch) /
+         static_cast<double>(lanes);
 }
 
 void require(double bytes, const Settings& s, const char* what) {
@@ -71,14 +58,13 @@ static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dt
   require(numbers * (size * (1 + modes) + sizeof(double) * (6 + modes)), s, "the inputs and what judges them");
 }
 
-static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
+static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec) {
   constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
-  const Seconds seconds = seconds_of_judging(s, kv_heads, dtype);
   std::string fitting;
   Pairs pairs;
   const auto require_time = [&](const hilt::PlanSpec& asked) {
     pairs = pairs_of(*hilt::make_plan(asked));
-    hilt::check(seconds.of(pairs) <= kMostSeconds, "--length (", s.length,
+    hilt::check(products_of(pairs, s, kv_heads) <= kMostJudged, "--length (", s.length,
                 "): judging every pair of a query and a key by exact loops would take more than a minute; ", fitting,
                 "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
     if (asked.length < s.length) fitting = "--length " + std::to_string(asked.length) + " would fit, or ";
@@ -107,7 +93,7 @@ Problem make_problem(const Settings& s) {
   hilt::check(p.dtype != hilt::DType::f64 || device.is_cpu(), "--dtype (f64): only the CPU has it; leave --device ",
               s.device, " out");
   require_inputs_fit(s, kv_heads, p.dtype);
-  require_judge_fits(s, kv_heads, spec, p.dtype);
+  require_judge_fits(s, kv_heads, spec);
   p.plan = hilt::make_plan(spec);
   hilt::check(!p.plan->looks_at_data() || s.batch == 1, "--pattern (", s.pattern,
               "): each sequence chooses blocks of its own, and one set is shown; use --batch 1, not ", s.batch);

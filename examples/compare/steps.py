@@ -16,7 +16,11 @@ def quoted_line(lines, marker, then=None):
 
 
 def quoted(source, file, *text):
-    line, code = quoted_line((source / file).read_text().splitlines(), *text)
+    """What stands there; nothing where a line has moved on, which a test says."""
+    try:
+        line, code = quoted_line((source / file).read_text().splitlines(), *text)
+    except AssertionError:
+        return None
     return {"file": file, "line": line, "code": code}
 
 
