@@ -15,7 +15,8 @@ struct Interval {
 class AxisRule {
  public:
   AxisRule(const Branch& b, std::size_t axis, Index cells)
-      : kind_(b.kind),
+      : window_(b.is_window()),
+        slides_(b.slides()),
         size_(b.extent(axis)),
         cells_(cells),
         axis_(b.axes[axis]),
@@ -26,7 +27,7 @@ class AxisRule {
 
   /// The numbers of the keys of a query; low > high if there are none.
   Interval keys_of(Index cell) const {
-    if (kind_ == Branch::Kind::window2d || kind_ == Branch::Kind::window3d) {
+    if (window_) {
       const Index begin = (cell + axis_.shift) / size_ * size_ - axis_.shift;
       return {std::max<Index>(begin, 0), axis_.causal ? cell : std::min(begin + size_, cells_) - 1};
     }
@@ -40,16 +41,14 @@ class AxisRule {
   /// The keys of query i in a class of n cells, borders aside.
   Interval around(Index i, Index n) const {
     const Index s = axis_.stride;
-    const bool slides =
-        kind_ == Branch::Kind::slide || kind_ == Branch::Kind::slide2d || kind_ == Branch::Kind::slide3d;
     Index center = std::min(i / s * s + (axis_.causal ? s - 1 : s / 2), n - 1);
-    if (axis_.causal) return {center - (slides ? size_ : size_ - 1), i};
-    const Index reach = slides ? size_ : size_ / 2;
-    if (!slides) center = std::max(std::min(center, n - 1 - reach), std::min(reach, n - 1));
+    if (axis_.causal) return {center - (slides_ ? size_ : size_ - 1), i};
+    const Index reach = slides_ ? size_ : size_ / 2;
+    if (!slides_) center = std::max(std::min(center, n - 1 - reach), std::min(reach, n - 1));
     return {center - reach, center + reach};
   }
 
-  Branch::Kind kind_;
+  bool window_, slides_;
   Index size_, cells_;
   Branch::Axis axis_;
   Index apart_;  // numbers from class to class

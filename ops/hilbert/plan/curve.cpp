@@ -29,6 +29,11 @@ Index Grid::cells() const {
   return checked_mul(checked_mul(width, height, "Grid"), frames, "Grid");
 }
 
+std::string to_string(const Grid& grid) {
+  const std::string plane = std::to_string(grid.height) + 'x' + std::to_string(grid.width);
+  return grid.has_frames() ? std::to_string(grid.frames) + 'x' + plane : plane;
+}
+
 Cell cell_of(const Grid& grid, Index token) {
   const Index row = token / grid.width;
   return {token % grid.width, row % grid.height, row / grid.height};

@@ -11,11 +11,7 @@
 
 namespace hilt {
 
-static std::string text_of(const Document& d) {
-  if (d.folds()) return std::to_string(d.length);
-  const std::string plane = std::to_string(d.grid.height) + 'x' + std::to_string(d.grid.width);
-  return d.grid.has_frames() ? std::to_string(d.grid.frames) + 'x' + plane : plane;
-}
+static std::string text_of(const Document& d) { return d.folds() ? std::to_string(d.length) : to_string(d.grid); }
 
 static Document read_document(std::string_view text, std::string_view all) {
   const auto side = [&](std::string_view part) {

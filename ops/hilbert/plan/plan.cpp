@@ -109,9 +109,8 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
 
 void check_axis(const Branch& b, std::size_t i) {
   const Branch::Axis& axis = b.axes[i];
-  const bool window = b.kind == Kind::window2d || b.kind == Kind::window3d, shifts = window || b.kind == Kind::segment;
-  const bool slides = b.kind == Kind::slide || b.kind == Kind::slide2d || b.kind == Kind::slide3d;
-  const bool is_there = i < b.dimensions(), centers = is_there && !window;
+  const bool shifts = b.is_window() || b.kind == Kind::segment, slides = b.slides();
+  const bool is_there = i < b.dimensions(), centers = is_there && !b.is_window();
   const Said where{b};
   if (is_there) {
     check(b.extent(i) >= !slides, where, slides ? ": radius must not be negative" : ": sides must be at least 1");
@@ -142,8 +141,7 @@ void check_ground(const Ground& g, const Branch& b) {
           ", which is no full square; name the grid with the order, as in ", sides);
   }
   for (std::size_t i = 0; i < b.dimensions(); ++i) {
-    const bool neighbors =
-        b.kind == Kind::neighborhood || b.kind == Kind::neighborhood2d || b.kind == Kind::neighborhood3d;
+    const bool neighbors = !b.slides() && !b.is_window();
     const Index cells = g.cells(b, i), smallest = std::max<Index>(1, cells / b.axes[i].dilation);
     check(!neighbors || g.length() == 0 || b.axes[i].dilation == 1 || b.extent(i) <= smallest, Said{b}, ": ",
           b.extent(i), " keys do not fit the smallest class of an axis, ", smallest, " of ", cells, " cells");
