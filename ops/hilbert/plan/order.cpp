@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <limits>
+#include <set>
 #include <span>
 #include <utility>
 #include "core/io/text.h"
@@ -50,20 +51,6 @@ Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
   check(!n.empty() && std::count(n.begin(), n.end(), 0) == 0, "order (", text, "): expected HEIGHTxWIDTH",
         box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", part, "'");
   return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0], n[0] == 1};
-}
-
-void read_option(std::string_view text, std::string_view field, Order& order) {
-  const auto [key, value] = cut_text(field, '=');
-  (void)named_in(text, ": option", key, kOptions);
-  if (key == "scope") {
-    order.scope = static_cast<Scope>(named_in(text, ": scope", value, kScopes));
-  } else if (key == "chunk") {
-    order.scope = Scope::chunked;
-    order.chunk = read_positive(value);
-    check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
-  } else {
-    order.steps = static_cast<Steps>(named_in(text, ": steps", value, kSteps));
-  }
 }
 
 // ---- from an order and a length to what is to be enumerated -------------------------------------
@@ -196,13 +183,18 @@ Order parse_order(std::string_view text, Index length) {
   check(order.kind != Order::Kind::automatic || fields.size() == 1, "order (", text,
         "): auto takes a grid and no options; give them with an order of your own");
   check(order.kind != Order::Kind::given || text == "given", "order (", text, "): given takes no grid and no options");
-  std::vector<std::string_view> keys;
+  std::set<std::string_view> keys;
   for (const std::string_view field : std::span(fields).subspan(1)) {
-    read_option(text, field, order);
-    keys.push_back(field.substr(0, field.find('=')));
-    check(std::count(keys.begin(), keys.end(), keys.back()) == 1, "order (", text, "): option '", keys.back(),
-          "' is given twice");
-    check(order.chunk == 0 || std::count(keys.begin(), keys.end(), "scope") == 0, "order (", text,
+    const auto [key, value] = cut_text(field, '=');
+    (void)named_in(text, ": option", key, kOptions);
+    if (key == "scope") order.scope = static_cast<Scope>(named_in(text, ": scope", value, kScopes));
+    else if (key == "steps") order.steps = static_cast<Steps>(named_in(text, ": steps", value, kSteps));
+    else {
+      order.scope = Scope::chunked, order.chunk = read_positive(value);
+      check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
+    }
+    check(keys.insert(key).second, "order (", text, "): option '", key, "' is given twice");
+    check(!keys.contains("chunk") || !keys.contains("scope"), "order (", text,
           "): chunk=N is a scope of its own; give scope or chunk, not both");
   }
   check_order(order, length, text);

@@ -145,17 +145,15 @@ Branch parse_branch(std::string_view text, const std::string& where) {
 }
 
 /// ,dilation=2 or ,dilation=1x2x2, where an axis says other than `usual`.
-template <class Field> std::string axes_text(const Branch& b, const char* option, Field field) {
-  const std::size_t n = std::max<std::size_t>(1, b.dimensions());
-  std::string each;
-  bool equal = true, usual = true;
-  for (std::size_t i = 0; i < n; ++i) {
-    each += (i > 0 ? "x" : "") + std::to_string(static_cast<Index>(b.axes[i].*field));
-    equal = equal && b.axes[i].*field == b.axes[0].*field;
-    usual = usual && b.axes[i].*field == Branch::Axis{}.*field;
-  }
-  if (usual) return {};
-  return std::string(",") + option + "=" + (equal ? std::to_string(static_cast<Index>(b.axes[0].*field)) : each);
+template <class Field> std::string axes_text(const Branch& b, const std::string& option, Field field) {
+  auto axes = std::span(b.axes).first(std::max<std::size_t>(1, b.dimensions()));
+  const auto all_say = [&](auto x) { return std::ranges::all_of(axes, [&](const auto& a) { return a.*field == x; }); };
+  if (all_say(Branch::Axis{}.*field)) return {};
+  if (all_say(axes[0].*field)) axes = axes.first(1);
+  std::string text;
+  for (const Branch::Axis& axis : axes)
+    text += (text.empty() ? "," + option + "=" : "x") + std::to_string(static_cast<Index>(axis.*field));
+  return text;
 }
 
 /// local:1, dilated:1/2/4

@@ -8,8 +8,6 @@
 #include <ranges>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/axes.h"
-#include "ops/hilbert/plan/work_order.h"
 
 namespace hilt {
 namespace {
@@ -91,8 +89,8 @@ class Builder {
   };
   /// One of a union.
   struct Box {
-    std::vector<Test> numbers,
-        cells;  // what the mask compares, and where that lies: classes apart cover the same cells
+    std::vector<Test> numbers;  // what the mask compares
+    std::vector<Test> cells;    // where that lies: it rules out tiles that numbers, which go class by class, do not
   };
 
   // ---- lists ----
