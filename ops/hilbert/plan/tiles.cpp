@@ -52,7 +52,7 @@ class Builder {
     void cover(const Interval& x) { low = std::min(low, narrow(x.low)), high = std::max(high, narrow(x.high)); }
   };
   using Extents = std::vector<Extremes>;  // of each tile
-  /// Of list[step row + first].
+  /// Extremes of list[step row + first] among the rows of each tile.
   template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
     Extents out(tiles.size());
     for (std::size_t tile = 0; tile < tiles.size(); ++tile)
