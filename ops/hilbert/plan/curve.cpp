@@ -15,6 +15,7 @@
 #include "ops/hilbert/plan/curve.h"
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -164,11 +165,26 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   return {box.at[0], box.at[1], box.at[2]};
 }
 
+/// The same on a square of 2^k cells a side, where each level is two bits: layouts of blocks ask often.
+static Index position_in_square(Index side, Index x, Index y) {
+  Index position = 0;
+  for (Index s = side / 2; s > 0; s /= 2) {
+    const Index rx = (x & s) != 0, ry = (y & s) != 0;
+    position += s * s * ((3 * rx) ^ ry);
+    if (ry == 1) continue;
+    if (rx == 1) x = side - 1 - x, y = side - 1 - y;  // flips the bits below s; those above are spent
+    std::swap(x, y);
+  }
+  return position;
+}
+
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
   Block box = whole("hilbert_position", grid, steps);
   const Point p{cell.x, cell.y, cell.z};
   check(box.contains(p), "hilbert_position: cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ",
         grid.frames, " x ", grid.height, " x ", grid.width);
+  if (grid.frames == 1 && grid.width == grid.height && std::has_single_bit(static_cast<std::uint64_t>(grid.width)))
+    return position_in_square(grid.width, cell.x, cell.y);
   Index position = 0;
   box = descend(box, [&](const Block& part) {
     if (part.contains(p)) return true;
