@@ -1,7 +1,9 @@
 #pragma once
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 #include "../shape.h"
 
@@ -11,6 +13,11 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// `text` cut at every separator; one empty part for an empty text.
 std::vector<std::string_view> split_text(std::string_view text, char separator);
+/// What stands before and behind the first separator; behind is nothing where there is none.
+inline std::pair<std::string_view, std::string_view> cut_text(std::string_view text, char separator) {
+  const std::size_t at = std::min(text.find(separator), text.size());
+  return {text.substr(0, at), text.substr(std::min(at + 1, text.size()))};
+}
 
 /// The names that a misspelt one may stand for, whatever its case: at most four that begin with it;
 /// else the nearest if at most two edits, or a third of its length, are needed; else none.

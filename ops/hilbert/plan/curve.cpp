@@ -15,6 +15,7 @@
 #include "ops/hilbert/plan/curve.h"
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -29,23 +30,17 @@ Index Grid::cells() const {
   return checked_mul(checked_mul(width, height, "Grid"), frames, "Grid");
 }
 
+std::string to_string(const Grid& grid) {
+  const std::string plane = std::to_string(grid.height) + 'x' + std::to_string(grid.width);
+  return grid.has_frames() ? std::to_string(grid.frames) + 'x' + plane : plane;
+}
+
 Cell cell_of(const Grid& grid, Index token) {
   const Index row = token / grid.width;
   return {token % grid.width, row % grid.height, row / grid.height};
 }
 
 Index token_of(const Grid& grid, const Cell& cell) { return (cell.z * grid.height + cell.y) * grid.width + cell.x; }
-
-static void check_position(const char* op, Index position, Index cells) {
-  check(0 <= position && position < cells, op, ": position ", position, " must be from 0 to ", cells - 1);
-}
-
-static void check_cell(const char* op, const Cell& cell, const Grid& grid) {
-  check(
-      0 <= cell.x && cell.x < grid.width && 0 <= cell.y && cell.y < grid.height && 0 <= cell.z && cell.z < grid.frames,
-      op, ": cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ", grid.frames, " x ", grid.height,
-      " x ", grid.width);
-}
 
 namespace {
 
@@ -56,9 +51,8 @@ struct Edge {
 };
 Edge operator-(Edge s) { return {s.axis, -s.n}; }
 Edge operator-(Edge s, Edge part) { return {s.axis, s.n - part.n}; }
-Edge floor_half(Edge s) { return {s.axis, s.n >> 1}; }  // an arithmetic shift floors
 Edge even_half(Edge s) {
-  const Index half = s.n >> 1;
+  const Index half = s.n >> 1;  // an arithmetic shift floors
   return {s.axis, (half & 1) != 0 && std::abs(s.n) > 2 ? half + sign(s.n) : half};
 }
 
@@ -95,7 +89,7 @@ template <class Visit> bool split(const Block& box, Visit&& visit) {
   if (2 * w > 3 * h && 2 * w > 3 * d)  // long: halves along a
     return visit(Block{at, a1, b, c, flat}) || visit(Block{beyond(at, a1), a2, b, c, flat});
   if (flat) {  // up, long and down
-    const Edge half = floor_half(a);
+    const Edge half{a.axis, a.n >> 1};
     return visit(Block{at, b1, half, c, flat}) || visit(Block{beyond(at, b1), a, b2, c, flat}) ||
            visit(Block{at_end(at_end(at, a), b1), -b1, -(a - half), c, flat});
   }
@@ -159,7 +153,8 @@ template <class Here> Block descend(Block box, Here here) {
 
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   Block box = whole("hilbert_cell", grid, steps);
-  check_position("hilbert_cell", position, box.cells());
+  check(0 <= position && position < box.cells(), "hilbert_cell: position ", position, " must be from 0 to ",
+        box.cells() - 1);
   box = descend(box, [&](const Block& part) {
     if (position < part.cells()) return true;
     position -= part.cells();
@@ -170,10 +165,26 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   return {box.at[0], box.at[1], box.at[2]};
 }
 
+/// The same on a square of 2^k cells a side, where each level is two bits: layouts of blocks ask often.
+static Index position_in_square(Index side, Index x, Index y) {
+  Index position = 0;
+  for (Index s = side / 2; s > 0; s /= 2) {
+    const Index rx = (x & s) != 0, ry = (y & s) != 0;
+    position += s * s * ((3 * rx) ^ ry);
+    if (ry == 1) continue;
+    if (rx == 1) x = side - 1 - x, y = side - 1 - y;  // flips the bits below s; those above are spent
+    std::swap(x, y);
+  }
+  return position;
+}
+
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
   Block box = whole("hilbert_position", grid, steps);
-  check_cell("hilbert_position", cell, grid);
   const Point p{cell.x, cell.y, cell.z};
+  check(box.contains(p), "hilbert_position: cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ",
+        grid.frames, " x ", grid.height, " x ", grid.width);
+  if (grid.frames == 1 && grid.width == grid.height && std::has_single_bit(static_cast<std::uint64_t>(grid.width)))
+    return position_in_square(grid.width, cell.x, cell.y);
   Index position = 0;
   box = descend(box, [&](const Block& part) {
     if (part.contains(p)) return true;

@@ -1,6 +1,7 @@
 #pragma once
 #include <compare>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "../../../core/shape.h"
@@ -19,6 +20,8 @@ struct Grid {
   Index cells() const;
   friend auto operator<=>(const Grid&, const Grid&) = default;
 };
+
+std::string to_string(const Grid& grid);  // HEIGHTxWIDTH, or FRAMESxHEIGHTxWIDTH
 
 /// Column, row, frame.
 struct Cell {

@@ -11,11 +11,7 @@
 
 namespace hilt {
 
-static std::string text_of(const Document& d) {
-  if (d.folds()) return std::to_string(d.length);
-  const std::string plane = std::to_string(d.grid.height) + 'x' + std::to_string(d.grid.width);
-  return d.grid.has_frames() ? std::to_string(d.grid.frames) + 'x' + plane : plane;
-}
+static std::string text_of(const Document& d) { return d.folds() ? std::to_string(d.length) : to_string(d.grid); }
 
 static Document read_document(std::string_view text, std::string_view all) {
   const auto side = [&](std::string_view part) {
@@ -48,7 +44,8 @@ std::string to_string(const std::vector<DocumentList>& rows) {
   return text;
 }
 
-void check_documents(const PlanSpec& spec, const Branch* looks_at_grid) {
+void check_documents(const PlanSpec& spec) {
+  const auto planar = std::ranges::find_if(spec.pattern, &Branch::on_grid);
   check(spec.order.folds(), "plan: order ", to_string(spec.order),
         " names a grid, and grids belong to documents: ", to_string({spec.documents[0]}));
   check(!spec.in_order, "plan: documents stand as tokens, not in the order of each: in_order must be false");
@@ -66,7 +63,8 @@ void check_documents(const PlanSpec& spec, const Branch* looks_at_grid) {
         fail("plan: a document of ", d.length, " tokens on a grid of ", text_of(d));
       check(before == 0 || d.length > before, "plan: ", to_string(spec.pattern), ": document ", number, " of row ", row,
             " has ", d.length, " tokens, none of which is behind its prefix");
-      check(!looks_at_grid || !d.folds(), "plan: ", looks_at_grid ? to_string({*looks_at_grid}) : "",
+      check(planar == spec.pattern.end() || !d.folds(),
+            "plan: ", planar == spec.pattern.end() ? "" : to_string({*planar}),
             " needs a grid in every document; one of row ", row, " has ", d.length, " tokens and no grid");
       tokens += d.length, ++number;
     }
@@ -105,6 +103,11 @@ std::vector<std::int32_t> given_from(const PlanSpec& spec, Index first, Index le
 }
 
 std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
+  if (spec.documents.empty()) {
+    Document row(spec.length);
+    row.grid = spec.order.grid;
+    return {{row, spec.queries, spec.given, {}}};
+  }
   std::vector<PlacedDocument> out;
   std::map<std::tuple<Document, decltype(spec.queries), decltype(spec.given)>, std::size_t> known;
   for (std::size_t row = 0; row < spec.documents.size(); ++row) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <limits>
+#include <set>
 #include <span>
 #include <utility>
 #include "core/io/text.h"
@@ -52,27 +53,7 @@ Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
   return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0], n[0] == 1};
 }
 
-void read_option(std::string_view text, std::string_view field, Order& order) {
-  const std::size_t equals = std::min(field.find('='), field.size());
-  const std::string_view key = field.substr(0, equals), value = field.substr(std::min(equals + 1, field.size()));
-  (void)named_in(text, ": option", key, kOptions);
-  if (key == "scope") {
-    order.scope = static_cast<Scope>(named_in(text, ": scope", value, kScopes));
-  } else if (key == "chunk") {
-    order.scope = Scope::chunked;
-    order.chunk = read_positive(value);
-    check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
-  } else {
-    order.steps = static_cast<Steps>(named_in(text, ": steps", value, kSteps));
-  }
-}
-
 // ---- from an order and a length to what is to be enumerated -------------------------------------
-
-std::string grid_text(const Grid& grid) {
-  const std::string plane = std::to_string(grid.height) + "x" + std::to_string(grid.width);
-  return grid.has_frames() ? std::to_string(grid.frames) + "x" + plane : plane;
-}
 
 /// What must hold of any order; `text` is how the user wrote it.
 void check_order(const Order& order, Index length, std::string_view text) {
@@ -90,11 +71,11 @@ void check_order(const Order& order, Index length, std::string_view text) {
   const Index cells = grid.cells();
   if (order.scope == Scope::per_segment) return;  // the segment is not known yet
   if (order.scope == Scope::chunked)
-    check(cells == length || cells == order.chunk, "order (", text, "): a grid of ", grid_text(grid), " has ", cells,
+    check(cells == length || cells == order.chunk, "order (", text, "): a grid of ", to_string(grid), " has ", cells,
           " cells, but there are ", length, " tokens in chunks of ", order.chunk,
           "; give the grid of all tokens or of one chunk");
   else
-    check(cells == length, "order (", text, "): a grid of ", grid_text(grid), " has ", cells, " cells, but there are ",
+    check(cells == length, "order (", text, "): a grid of ", to_string(grid), " has ", cells, " cells, but there are ",
           length, " tokens; without a grid any length folds");
 }
 
@@ -187,30 +168,33 @@ Permutation build(const Order& order, Index length) {
 
 Order parse_order(std::string_view text, Index length) {
   const std::vector<std::string_view> fields = split_text(text, ',');
-  const std::size_t colon = fields[0].find(':');
+  const auto [name, shape] = cut_text(fields[0], ':');
   Order order;
-  order.kind = static_cast<Order::Kind>(named_in(text, "", fields[0].substr(0, colon), kOrderNames));
-  if (colon != std::string_view::npos) {
-    const std::string_view shape = fields[0].substr(colon + 1);
-    const std::size_t slash = shape.find('/');
-    if (order.kind != Order::Kind::tiles) {
-      order.grid = read_grid(text, shape, walks(order.kind, {1, 1, 2}));
-    } else {
-      if (slash != std::string_view::npos) order.grid = read_grid(text, shape.substr(0, slash), false);
-      const Grid tile = read_grid(text, shape.substr(slash + 1), false);  // npos + 1 = 0: all of it
+  order.kind = static_cast<Order::Kind>(named_in(text, "", name, kOrderNames));
+  if (name != fields[0]) {
+    const auto [front, behind] = cut_text(shape, '/');
+    const bool tiles = order.kind == Order::Kind::tiles, folds = tiles && front == shape;
+    if (!folds) order.grid = read_grid(text, tiles ? front : shape, walks(order.kind, {1, 1, 2}));
+    if (tiles) {
+      const Grid tile = read_grid(text, folds ? shape : behind, false);
       order.tile_height = tile.height, order.tile_width = tile.width;
     }
   }
   check(order.kind != Order::Kind::automatic || fields.size() == 1, "order (", text,
         "): auto takes a grid and no options; give them with an order of your own");
   check(order.kind != Order::Kind::given || text == "given", "order (", text, "): given takes no grid and no options");
-  std::vector<std::string_view> keys;
+  std::set<std::string_view> keys;
   for (const std::string_view field : std::span(fields).subspan(1)) {
-    read_option(text, field, order);
-    keys.push_back(field.substr(0, field.find('=')));
-    check(std::count(keys.begin(), keys.end(), keys.back()) == 1, "order (", text, "): option '", keys.back(),
-          "' is given twice");
-    check(order.chunk == 0 || std::count(keys.begin(), keys.end(), "scope") == 0, "order (", text,
+    const auto [key, value] = cut_text(field, '=');
+    (void)named_in(text, ": option", key, kOptions);
+    if (key == "scope") order.scope = static_cast<Scope>(named_in(text, ": scope", value, kScopes));
+    else if (key == "steps") order.steps = static_cast<Steps>(named_in(text, ": steps", value, kSteps));
+    else {
+      order.scope = Scope::chunked, order.chunk = read_positive(value);
+      check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
+    }
+    check(keys.insert(key).second, "order (", text, "): option '", key, "' is given twice");
+    check(!keys.contains("chunk") || !keys.contains("scope"), "order (", text,
           "): chunk=N is a scope of its own; give scope or chunk, not both");
   }
   check_order(order, length, text);
@@ -219,11 +203,11 @@ Order parse_order(std::string_view text, Index length) {
 
 std::string to_string(const Order& order) {
   std::string text(kOrderNames[static_cast<std::size_t>(order.kind)]);
-  if (!order.folds()) text += ":" + grid_text(order.grid);
+  if (!order.folds()) text += ":" + to_string(order.grid);
   if (order.kind == Order::Kind::tiles) {
     const Grid tile{order.tile_width, order.tile_height};
     const bool usual = tile == Grid{Order{}.tile_width, Order{}.tile_height};
-    if (!order.folds() || !usual) text += (order.folds() ? ":" : "/") + grid_text(tile);
+    if (!order.folds() || !usual) text += (order.folds() ? ":" : "/") + to_string(tile);
   }
   if (order.scope == Scope::chunked) text += ",chunk=" + std::to_string(order.chunk);
   else if (order.scope != Scope::global)

@@ -2,6 +2,7 @@
 #include "ops/hilbert/plan/pattern.h"
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <span>
 #include "core/io/npy.h"
 #include "core/io/text.h"
@@ -28,12 +29,10 @@ constexpr std::array<std::string_view, 11> kExamples{
     "window2d:8x16", "slide2d:3x3",          "neighborhood2d:5x5", "window3d:2x8x8",
     "slide3d:1x3x3", "neighborhood3d:3x5x5", "blocks:64@local:1"};  // by Kind
 
-bool is_window(Kind kind) { return kind == Kind::window2d || kind == Kind::window3d; }
 std::span<const std::string_view> options_of(const Branch& b) {
   if (b.kind == Kind::segment) return kOfSegments;
   if (b.dimensions() == 0) return {};
-  if (is_window(b.kind)) return kOfWindows;
-  return kOfCenters;
+  return b.is_window() ? std::span<const std::string_view>(kOfWindows) : kOfCenters;
 }
 
 /// One branch being read. Errors open with text, branch and field: pattern (segment:0): segment: ..
@@ -45,7 +44,11 @@ struct Reader {
     check(ok, where, ": ", name, ": ", parts..., "; as in ", example);
   }
 
-  Index extent(const char* field, std::string_view text, Index low) const {
+  std::size_t find(const char* what, std::string_view one, std::span<const std::string_view> names) const {
+    return find_name((where + ": " + std::string(name) + what).c_str(), one, names);
+  }
+
+  Index extent(std::string_view field, std::string_view text, Index low) const {
     Index n = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
     expect(!text.empty() && error != std::errc::invalid_argument && end == text.data() + text.size(), field, " '", text,
@@ -72,8 +75,7 @@ struct Reader {
     expect(parts.size() == 1 || parts.size() == n, option, " '", text, "' has ", parts.size(),
            " numbers: expected one, or one for each of ", n, n == 1 ? " axis" : " axes");
     for (std::size_t i = 0; i < n; ++i) {
-      const Index low = option == "dilation" || option == "stride";
-      const Index number = extent(std::string(option).c_str(), parts[parts.size() == 1 ? 0 : i], low);
+      const Index number = extent(option, parts[parts.size() == 1 ? 0 : i], option == "dilation" || option == "stride");
       Branch::Axis& axis = branch.axes[i];
       if (option == "dilation") axis.dilation = number;
       else if (option == "stride") axis.stride = number;
@@ -85,18 +87,17 @@ struct Reader {
     }
   }
 
-  /// FILE.npy, or a rule and its numbers.
-  void blocks(std::string_view text, Branch& branch) const {
-    if (text.ends_with(".npy")) {
-      branch.pairs = pairs(std::string(text));
-      return;
-    }
-    const std::size_t colon = std::min(text.find(':'), text.size());
-    const std::size_t rule = find_name((where + ": " + std::string(name)).c_str(), text.substr(0, colon), kLists);
-    branch.lists = static_cast<Branch::Lists>(rule + 1);
+  /// SIZE@LIST; the list is FILE.npy, or a rule and its numbers.
+  void blocks(std::string_view argument, Branch& branch) const {
+    const auto [size, text] = cut_text(argument, '@');
+    expect(size != argument, '\'', argument, "': expected SIZE@LIST");
+    branch.size = extent("size", size, 1);
+    if (text.ends_with(".npy")) return void(branch.pairs = pairs(std::string(text)));
+    const auto [rule, numbers] = cut_text(text, ':');
+    branch.lists = Branch::Lists(find("", rule, kLists) + 1);
     const bool rates = branch.lists == Branch::Lists::dilated, two = branch.lists == Branch::Lists::global_local;
-    if (colon < text.size())
-      for (std::string_view number : split_text(text.substr(colon + 1), rates ? '/' : ':'))
+    if (rule != text)
+      for (std::string_view number : split_text(numbers, rates ? '/' : ':'))
         branch.numbers.push_back(extent("number", number, rates || branch.lists == Branch::Lists::top));
     expect(rates ? !branch.numbers.empty() : branch.numbers.size() == (two ? 2U : 1U), '\'', text,
            "': expected local:RADIUS, dilated:R/R/.., global_local:GLOBAL:RADIUS, top:K or FILE.npy");
@@ -118,43 +119,23 @@ struct Reader {
 
 Branch parse_branch(std::string_view text, const std::string& where) {
   const auto fields = split_text(text, ',');
-  const std::size_t colon = fields[0].find(':');
-  const std::string_view name = fields[0].substr(0, colon);
-  const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : fields[0].substr(colon + 1);
+  const auto [name, argument] = cut_text(fields[0], ':');
   Branch b;
   b.kind = static_cast<Kind>(find_name(where.c_str(), name, kKinds));
   const Reader read{where, name, kExamples[static_cast<std::size_t>(b.kind)]};
-  if (b.kind == Kind::dense) read.expect(colon == std::string_view::npos, "takes no size, got '", argument, '\'');
+  if (b.kind == Kind::dense) read.expect(name == fields[0], "takes no size, got '", argument, '\'');
   else read.expect(!argument.empty(), "needs a size");
-  switch (b.kind) {
-    case Kind::dense: break;
-    case Kind::segment: b.size = read.extent("size", argument, 1); break;
-    case Kind::slide: b.size = read.extent("radius", argument, 0); break;
-    case Kind::neighborhood: b.size = read.extent("size", argument, 1); break;
-    case Kind::slide2d:
-    case Kind::slide3d: read.sides(argument, 0, b); break;
-    case Kind::window2d:
-    case Kind::neighborhood2d:
-    case Kind::window3d:
-    case Kind::neighborhood3d: read.sides(argument, 1, b); break;
-    case Kind::blocks: {
-      const std::size_t at = argument.find('@');
-      read.expect(at != std::string_view::npos, '\'', argument, "': expected SIZE@LIST");
-      b.size = read.extent("size", argument.substr(0, at), 1);
-      read.blocks(argument.substr(at + 1), b);
-      break;
-    }
-  }
+  const Index least = !b.slides();
+  if (b.on_grid()) read.sides(argument, least, b);
+  else if (b.kind == Kind::blocks) read.blocks(argument, b);
+  else if (b.kind != Kind::dense) b.size = read.extent(b.slides() ? "radius" : "size", argument, least);
   const auto options = options_of(b);
+  std::set<std::string_view> keys;
   for (std::size_t i = 1; i < fields.size(); ++i) {
     check(!options.empty(), where, ": ", name, ": '", fields[i], "': ", name, " takes no options");
-    const std::size_t equals = fields[i].find('=');
-    for (std::size_t j = 1; j < i; ++j)
-      check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), where, ": ", name, ": ",
-            fields[i].substr(0, equals), " is given twice");
-    const std::string_view value = equals == std::string_view::npos ? std::string_view{} : fields[i].substr(equals + 1);
-    const std::string_view option = options[find_name((where + ": " + std::string(name) + ": option").c_str(),
-                                                      fields[i].substr(0, equals), options)];
+    const auto [key, value] = cut_text(fields[i], '=');
+    check(keys.insert(key).second, where, ": ", name, ": ", key, " is given twice");
+    const std::string_view option = options[read.find(": option", key, options)];
     if (option == "offset" && value == "head") b.offset_by_head = true;
     else if (option == "offset") b.offset = read.extent("offset", value, 0);
     else if (option == "dilation" && b.kind == Kind::segment) b.dilation = read.extent("dilation", value, 1);
@@ -164,17 +145,15 @@ Branch parse_branch(std::string_view text, const std::string& where) {
 }
 
 /// ,dilation=2 or ,dilation=1x2x2, where an axis says other than `usual`.
-template <class Field> std::string axes_text(const Branch& b, const char* option, Field field) {
-  const std::size_t n = std::max<std::size_t>(1, b.dimensions());
-  std::string each;
-  bool equal = true, usual = true;
-  for (std::size_t i = 0; i < n; ++i) {
-    each += (i > 0 ? "x" : "") + std::to_string(static_cast<Index>(b.axes[i].*field));
-    equal = equal && b.axes[i].*field == b.axes[0].*field;
-    usual = usual && b.axes[i].*field == Branch::Axis{}.*field;
-  }
-  if (usual) return {};
-  return std::string(",") + option + "=" + (equal ? std::to_string(static_cast<Index>(b.axes[0].*field)) : each);
+template <class Field> std::string axes_text(const Branch& b, const std::string& option, Field field) {
+  auto axes = std::span(b.axes).first(std::max<std::size_t>(1, b.dimensions()));
+  const auto all_say = [&](auto x) { return std::ranges::all_of(axes, [&](const auto& a) { return a.*field == x; }); };
+  if (all_say(Branch::Axis{}.*field)) return {};
+  if (all_say(axes[0].*field)) axes = axes.first(1);
+  std::string text;
+  for (const Branch::Axis& axis : axes)
+    text += (text.empty() ? "," + option + "=" : "x") + std::to_string(static_cast<Index>(axis.*field));
+  return text;
 }
 
 /// local:1, dilated:1/2/4

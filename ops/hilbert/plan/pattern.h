@@ -67,6 +67,8 @@ struct Branch {
 
   /// The set is of the grid: the order arranges work and memory, and changes no result.
   bool is_order_only() const { return kind == Kind::dense || on_grid(); }
+  bool slides() const { return kind == Kind::slide || kind == Kind::slide2d || kind == Kind::slide3d; }  // by a radius
+  bool is_window() const { return kind == Kind::window2d || kind == Kind::window3d; }  // of a grid cut into such
   /// It compares coordinates on the grid.
   bool on_grid() const { return dimensions() > 1; }
   /// How many axes a query and its keys are compared on.

@@ -4,7 +4,6 @@
 #include "core/error.h"
 #include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/axes.h"
 #include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
@@ -69,18 +68,6 @@ struct Said {
   friend std::ostream& operator<<(std::ostream& os, const Said& s) { return os << "plan: " << to_string({s.b}); }
 };
 
-/// Sorts pairs of n blocks: two stable passes, by the second block and by the first.
-void sort_pairs(BlockPairs& pairs, Index n) {
-  BlockPairs sorted(pairs.size());
-  for (const auto block : {&BlockPairs::value_type::second, &BlockPairs::value_type::first}) {
-    std::vector<std::size_t> next(at(n) + 1);
-    for (const auto& pair : pairs) ++next[at(pair.*block) + 1];
-    std::partial_sum(next.begin(), next.end(), next.begin());
-    for (const auto& pair : pairs) sorted[next[at(pair.*block)]++] = pair;
-    pairs.swap(sorted);
-  }
-}
-
 /// Makes the lists of a branch of blocks: by its rule, sorted, each pair once.
 void check_blocks(const PlanSpec& spec, Branch& b) {
   const Index length = spec.length - spec.outside(), n = (length + b.size - 1) / b.size;
@@ -99,7 +86,7 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
     for (const auto& [i, j] : pairs)
       check(i >= 0 && i < n && j >= 0 && j < n, "plan: block (", i, ", ", j, ") is outside the ", n, " x ", n,
             " blocks of ", b.size, " that ", length, " tokens make");
-    if (!std::ranges::is_sorted(pairs)) sort_pairs(pairs, n);
+    if (!std::ranges::is_sorted(pairs)) std::ranges::sort(pairs);
     pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
   };
   b.pairs = built_blocks(b, n);
@@ -109,9 +96,8 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
 
 void check_axis(const Branch& b, std::size_t i) {
   const Branch::Axis& axis = b.axes[i];
-  const bool window = b.kind == Kind::window2d || b.kind == Kind::window3d, shifts = window || b.kind == Kind::segment;
-  const bool slides = b.kind == Kind::slide || b.kind == Kind::slide2d || b.kind == Kind::slide3d;
-  const bool is_there = i < b.dimensions(), centers = is_there && !window;
+  const bool shifts = b.is_window() || b.kind == Kind::segment, slides = b.slides();
+  const bool is_there = i < b.dimensions(), centers = is_there && !b.is_window();
   const Said where{b};
   if (is_there) {
     check(b.extent(i) >= !slides, where, slides ? ": radius must not be negative" : ": sides must be at least 1");
@@ -142,8 +128,7 @@ void check_ground(const Ground& g, const Branch& b) {
           ", which is no full square; name the grid with the order, as in ", sides);
   }
   for (std::size_t i = 0; i < b.dimensions(); ++i) {
-    const bool neighbors =
-        b.kind == Kind::neighborhood || b.kind == Kind::neighborhood2d || b.kind == Kind::neighborhood3d;
+    const bool neighbors = !b.slides() && !b.is_window();
     const Index cells = g.cells(b, i), smallest = std::max<Index>(1, cells / b.axes[i].dilation);
     check(!neighbors || g.length() == 0 || b.axes[i].dilation == 1 || b.extent(i) <= smallest, Said{b}, ": ",
           b.extent(i), " keys do not fit the smallest class of an axis, ", smallest, " of ", cells, " cells");
@@ -301,34 +286,26 @@ void Plan::build() {
   }
   head_begin_.push_back(narrow(std::ssize(head_tilings_)));
 
-  const auto add_part = [&](const PlanSpec& one, const Permutation* order, const Grid& grid, Tiling::Places places) {
-    for (const Branch& b : one.pattern) check_ground(ground_of(one, order, grid), b);
-    parts_.push_back({one.length, one.rows_of_q(), {}, std::move(places)});
-    for (const auto& [branch, head] : asked)
-      parts_.back().tilings.push_back(tiling_of(ground_of(one, order, grid, meets_prefix(one, branch)), branch, head));
-    if (one.order.grid == grid || std::ranges::any_of(one.pattern, &Branch::on_grid))
-      for (Tiling& t : parts_.back().tilings) t.grid = {grid, narrow(one.outside())};
-  };
-  if (!spec_.documents.empty()) {
-    for (DocumentList& row : spec_.documents)
-      for (Document& d : row)  // one named by its grid has the prefix besides
-        if (!d.folds() && d.grid.cells() == d.length) d.length += prefix_of(spec_.pattern);
-    const auto planar = std::ranges::find_if(spec_.pattern, &Branch::on_grid);
-    check_documents(spec_, planar == spec_.pattern.end() ? nullptr : &*planar);
-    check_given(spec_);
-    PlanSpec one = spec_;
-    for (PlacedDocument& placed : placed_documents(spec_)) {
-      become(one, placed.document, std::move(placed.given));
-      one.queries = std::move(placed.queries);
-      add_part(one, order_of(one, forced_).get(), grid_of(one), std::move(placed.places));
-    }
-    mark_known_rows();
-    return;
-  }
+  for (DocumentList& row : spec_.documents)
+    for (Document& d : row)  // one named by its grid has the prefix besides
+      if (!d.folds() && d.grid.cells() == d.length) d.length += prefix_of(spec_.pattern);
+  if (!spec_.documents.empty()) check_documents(spec_);
   check_given(spec_);
-  grid_ = grid_of(spec_);
-  order_ = order_of(spec_, forced_);
-  add_part(spec_, order_.get(), grid_, {});
+  PlanSpec one = spec_;
+  for (PlacedDocument& placed : placed_documents(spec_)) {
+    become(one, placed.document, std::move(placed.given));
+    one.queries = std::move(placed.queries);
+    const Grid grid = grid_of(one);
+    const auto order = order_of(one, forced_);
+    for (const Branch& b : one.pattern) check_ground(ground_of(one, order.get(), grid), b);
+    PlanPart& part = parts_.emplace_back(one.length, one.rows_of_q());
+    part.places = std::move(placed.places);
+    for (const auto& [branch, head] : asked)
+      part.tilings.push_back(tiling_of(ground_of(one, order.get(), grid, meets_prefix(one, branch)), branch, head));
+    if (one.order.grid == grid || std::ranges::any_of(one.pattern, &Branch::on_grid))
+      for (Tiling& t : part.tilings) t.grid = {grid, narrow(one.outside())};
+    if (spec_.documents.empty()) order_ = order, grid_ = grid;
+  }
   mark_known_rows();
 }
 
@@ -409,21 +386,20 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
 
 /// Queries of a part that have a key for every head.
 static Index rows_with_keys(const Plan& plan, const PlanPart& part) {
-  std::vector<bool> all(at(part.queries), true);
-  for (Index head = 0; head < plan.heads(); ++head) {
-    std::vector<bool> asks(all.size());
-    for (std::int32_t index : plan.tilings_of(head)) {
+  std::vector<Index> heads(at(part.queries));  // for how many a query has one
+  for (Index head = 0; head < plan.heads(); ++head)
+    for (const std::int32_t index : plan.tilings_of(head)) {
       const Tiling& t = part.tilings[at(index)];
       for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-        for (std::int32_t q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
+        for (std::int32_t q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q) {
+          Index& its = heads[at(t.q_token[at(q)])];
           for (const Tiling::Ref ref : t.met.of(i)) {
-            if (asks[at(t.q_token[at(q)])]) break;
-            asks[at(t.q_token[at(q)])] = !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)]) > 0;
+            if (its != head) break;  // it has a key, or lacked one before
+            its += !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)]) > 0;
           }
+        }
     }
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i] && asks[i];
-  }
-  return static_cast<Index>(std::ranges::count(all, true));
+  return std::ranges::count(heads, plan.heads());
 }
 
 Index Plan::empty_rows() const {

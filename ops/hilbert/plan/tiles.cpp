@@ -8,8 +8,6 @@
 #include <ranges>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/axes.h"
-#include "ops/hilbert/plan/work_order.h"
 
 namespace hilt {
 namespace {
@@ -54,7 +52,7 @@ class Builder {
     void cover(const Interval& x) { low = std::min(low, narrow(x.low)), high = std::max(high, narrow(x.high)); }
   };
   using Extents = std::vector<Extremes>;  // of each tile
-  /// Of list[step row + first].
+  /// Extremes of list[step row + first] among the rows of each tile.
   template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
     Extents out(tiles.size());
     for (std::size_t tile = 0; tile < tiles.size(); ++tile)
@@ -91,8 +89,8 @@ class Builder {
   };
   /// One of a union.
   struct Box {
-    std::vector<Test> numbers,
-        cells;  // what the mask compares, and where that lies: classes apart cover the same cells
+    std::vector<Test> numbers;  // what the mask compares
+    std::vector<Test> cells;    // where that lies: it rules out tiles that numbers, which go class by class, do not
   };
 
   // ---- lists ----

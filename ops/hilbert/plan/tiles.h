@@ -5,7 +5,8 @@
 #include "core/error.h"
 #include "plan.h"
 
-// Private: what a set looks at, where documents lie, and a set as tiles.
+// Private: what a set looks at, where documents lie, the keys of a query on an axis, layouts of
+// blocks, and a set as tiles.
 
 namespace hilt {
 
@@ -69,8 +70,8 @@ template <class F> decltype(auto) in_memory(Index tokens, F&& f) {
   }
 }
 
-/// Throws unless documents fit rows, order and pattern; looks_at_grid: a branch that does, or null.
-void check_documents(const PlanSpec& spec, const Branch* looks_at_grid);
+/// Throws unless documents fit rows, order and pattern.
+void check_documents(const PlanSpec& spec);
 
 /// rho of the pi of a row; Code::data unless it is a bijection inside each of these documents and
 /// behind them, which names the row of the batch and the token.
@@ -87,7 +88,68 @@ struct PlacedDocument {
   std::vector<std::int32_t> given;
   Tiling::Places places;
 };
-std::vector<PlacedDocument> placed_documents(const PlanSpec& spec);
+std::vector<PlacedDocument> placed_documents(const PlanSpec& spec);  // without documents, a row is one
+
+struct Interval {
+  Index low, high;
+  bool has(Index i) const { return low <= i && i <= high; }
+};
+
+/// One axis of a branch, `cells` numbered class by class: a query has an interval of numbers.
+class AxisRule {
+ public:
+  AxisRule(const Branch& b, std::size_t axis, Index cells)
+      : window_(b.is_window()),
+        slides_(b.slides()),
+        size_(b.extent(axis)),
+        cells_(cells),
+        axis_(b.axes[axis]),
+        apart_((cells + axis_.dilation - 1) / axis_.dilation) {}
+
+  Index number(Index cell) const { return cell % axis_.dilation * apart_ + cell / axis_.dilation; }
+  Index cell(Index number) const { return number / apart_ + number % apart_ * axis_.dilation; }
+
+  /// The numbers of the keys of a query; low > high if there are none.
+  Interval keys_of(Index cell) const {
+    if (window_) {
+      const Index begin = (cell + axis_.shift) / size_ * size_ - axis_.shift;
+      return {std::max<Index>(begin, 0), axis_.causal ? cell : std::min(begin + size_, cells_) - 1};
+    }
+    const Index base = cell % axis_.dilation * apart_, i = cell / axis_.dilation;
+    const Index n = (cells_ - cell % axis_.dilation + axis_.dilation - 1) / axis_.dilation;
+    const Interval keys = around(i, n);
+    return {base + std::max<Index>(keys.low, 0), base + std::min(keys.high, n - 1)};
+  }
+
+ private:
+  /// The keys of query i in a class of n cells, borders aside.
+  Interval around(Index i, Index n) const {
+    const Index s = axis_.stride;
+    Index center = std::min(i / s * s + (axis_.causal ? s - 1 : s / 2), n - 1);
+    if (axis_.causal) return {center - (slides_ ? size_ : size_ - 1), i};
+    const Index reach = slides_ ? size_ : size_ / 2;
+    if (!slides_) center = std::max(std::min(center, n - 1 - reach), std::min(reach, n - 1));
+    return {center - reach, center + reach};
+  }
+
+  bool window_, slides_;
+  Index size_, cells_;
+  Branch::Axis axis_;
+  Index apart_;  // numbers from class to class
+};
+
+/// How the blocks of a `blocks` branch are laid out for kernels: query blocks and key blocks, each
+/// once. Work for neighbors in a list runs together, and a key block of both is gathered once.
+struct BlockLayout {
+  WorkOrder used = WorkOrder::row;  // never automatic
+  std::vector<std::int32_t> queries, keys;
+};
+/// pairs: sorted, within n x n.
+BlockLayout lay_out_blocks(WorkOrder wanted, const BlockPairs& pairs, Index n);
+
+/// Key blocks gathered when kTogether query blocks in a row share them: what `automatic` minimizes.
+inline constexpr std::size_t kTogether = 4;
+Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs);
 
 /// A branch and what is joined to it, for the heads whose offsets and lists are those of `head`.
 Tiling tiling_of(const Ground& ground, std::size_t branch, Index head);

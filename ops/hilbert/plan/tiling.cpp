@@ -85,45 +85,47 @@ static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32
     }
 }
 
-/// One side of a tiling.
-template <class List> struct Side { List &token, &name, &rank; };
-static void add_side(const Side<TokenList>& to, const Side<const TokenList>& from, const TokenList& entries,
-                     const Moved& by) {
-  const bool named = !to.name.empty() || !from.name.empty() || by.row != by.name;
-  if (named && to.name.empty()) to.name = to.token;
-  if (named) add_list(to.name, from.name.empty() ? from.token : from.name, entries, by.name);
-  add_list(to.token, from.token, entries, by.row);
-  if (!from.rank.empty()) add_list(to.rank, from.rank, entries, 0);
+namespace {
+
+/// Where a tiling has what it says of one side.
+struct SideFields {
+  TokenList Tiling::*token, Tiling::*name, Tiling::*rank;
+  std::vector<Tiling::Range> Tiling::*tile;
+  std::vector<std::vector<std::int32_t> Tiling::Axis::*> on_axis;
+};
+const SideFields kQuerySide{
+    &Tiling::q_token, &Tiling::q_name, &Tiling::q_rank, &Tiling::q_tile, {&Tiling::Axis::low, &Tiling::Axis::high}};
+const SideFields kKeySide{&Tiling::k_token, &Tiling::k_name, &Tiling::k_rank, &Tiling::k_tile, {&Tiling::Axis::key}};
+
+void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
+  const TokenList &token = from.*side.token, &name = from.*side.name;
+  to.causal = from.causal, to.boxes = from.boxes;
+  const bool named = !(to.*side.name).empty() || !name.empty() || by.row != by.name;
+  if (named && (to.*side.name).empty()) to.*side.name = to.*side.token;
+  if (named) add_list(to.*side.name, name.empty() ? token : name, entries, by.name);
+  add_list(to.*side.token, token, entries, by.row);
+  if (!(from.*side.rank).empty()) add_list(to.*side.rank, from.*side.rank, entries, 0);
+  for (std::size_t a = 0; a < from.axis.size(); ++a)
+    for (const auto list : side.on_axis)
+      add_axis(to.axis[a].*list, from.axis[a].*list, entries, from.boxes, a == 0 ? by.number : 0);
 }
+void add_all(const SideFields& side, Tiling& to, const Tiling& from, const Moved& by) {
+  const auto before = narrow((to.*side.token).size());
+  for (const Tiling::Range& r : from.*side.tile) (to.*side.tile).push_back({before + r.begin, before + r.end});
+  TokenList all;
+  all.append(0, (from.*side.token).size());
+  add_entries(side, to, from, all, by);
+}
+
+}  // namespace
 
 void add_queries(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
-  to.causal = from.causal, to.boxes = from.boxes;
-  add_side({to.q_token, to.q_name, to.q_rank}, {from.q_token, from.q_name, from.q_rank}, entries, by);
-  for (std::size_t a = 0; a < from.axis.size(); ++a) {
-    add_axis(to.axis[a].low, from.axis[a].low, entries, from.boxes, a == 0 ? by.number : 0);
-    add_axis(to.axis[a].high, from.axis[a].high, entries, from.boxes, a == 0 ? by.number : 0);
-  }
+  add_entries(kQuerySide, to, from, entries, by);
 }
-
 void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
-  to.causal = from.causal, to.boxes = from.boxes;
-  add_side({to.k_token, to.k_name, to.k_rank}, {from.k_token, from.k_name, from.k_rank}, entries, by);
-  for (std::size_t a = 0; a < from.axis.size(); ++a)
-    add_axis(to.axis[a].key, from.axis[a].key, entries, from.boxes, a == 0 ? by.number : 0);
+  add_entries(kKeySide, to, from, entries, by);
 }
-
-static TokenList add_tiles(std::vector<Tiling::Range>& to, const std::vector<Tiling::Range>& from, std::size_t before,
-                           std::size_t entries) {
-  for (const Tiling::Range& r : from) to.push_back({narrow(before) + r.begin, narrow(before) + r.end});
-  TokenList all;
-  all.append(0, entries);
-  return all;
-}
-void add_all_queries(Tiling& to, const Tiling& from, const Moved& by) {
-  add_queries(to, from, add_tiles(to.q_tile, from.q_tile, to.q_token.size(), from.q_token.size()), by);
-}
-void add_all_keys(Tiling& to, const Tiling& from, const Moved& by) {
-  add_keys(to, from, add_tiles(to.k_tile, from.k_tile, to.k_token.size(), from.k_token.size()), by);
-}
+void add_all_queries(Tiling& to, const Tiling& from, const Moved& by) { add_all(kQuerySide, to, from, by); }
+void add_all_keys(Tiling& to, const Tiling& from, const Moved& by) { add_all(kKeySide, to, from, by); }
 
 }  // namespace hilt

@@ -73,7 +73,8 @@ struct Tiling {
 
   TokenList q_token, k_token;  // rows of the tensors; with in_order, positions
   TokenList q_name, k_name;    // the tokens behind them, where others: dropout's masks are drawn by them
-  /// 1 where a set that a head merges before this one has the row too; empty: all are, or none is.
+  /// Heads merge sets in turn. 1 where a set before this one has the row, too; empty where that is
+  /// so of all rows, or of none.
   std::vector<std::int32_t> q_known, k_known;
   Sites grid = {};                    // where the tokens lie; without cells: on none
   std::vector<Range> q_tile, k_tile;  // runs of q_token, k_token; each list is covered once, in order

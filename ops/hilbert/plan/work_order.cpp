@@ -1,9 +1,9 @@
 // Orders of query and key blocks: along the diagonal, the Hilbert curve, or what gathers least.
-#include "ops/hilbert/plan/work_order.h"
+#include "ops/hilbert/plan/tiles.h"
 #include <algorithm>
 #include <utility>
+#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/curve.h"
-#include "ops/hilbert/plan/plan.h"
 
 namespace hilt {
 namespace {
@@ -12,12 +12,11 @@ using Blocks = std::vector<std::int32_t>;
 
 /// Query blocks by the mean of their key blocks: the pairs gather along the diagonal.
 BlockLayout diagonal(const BlockPairs& pairs, Index n) {
-  std::vector<double> sum(static_cast<std::size_t>(n)), count(sum.size());
-  for (const auto& [i, j] : pairs) sum[static_cast<std::size_t>(i)] += j, ++count[static_cast<std::size_t>(i)];
-  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = count[i] > 0 ? sum[i] / count[i] : static_cast<double>(i);
+  std::vector<double> mean(at(n)), count(at(n));
+  for (const auto& [i, j] : pairs) mean[at(i)] += j, ++count[at(i)];
+  for (std::size_t i = 0; i < mean.size(); ++i) mean[i] = count[i] > 0 ? mean[i] / count[i] : static_cast<double>(i);
   BlockLayout out{WorkOrder::diagonal, query_run(0, n), query_run(0, n)};
-  std::ranges::stable_sort(
-      out.queries, [&](auto a, auto b) { return sum[static_cast<std::size_t>(a)] < sum[static_cast<std::size_t>(b)]; });
+  std::ranges::stable_sort(out.queries, {}, [&](std::int32_t i) { return mean[at(i)]; });
   return out;
 }
 
@@ -29,9 +28,10 @@ BlockLayout along_curve(const BlockPairs& pairs, Index n) {
     walk.emplace_back(hilbert_position(grid, {pairs[e].second, pairs[e].first}), e);
   std::ranges::sort(walk);
   BlockLayout out{WorkOrder::hilbert, {}, {}};
-  std::vector<char> seen_query(static_cast<std::size_t>(n)), seen_key(seen_query);
-  const auto append_once = [](Blocks& list, std::vector<char>& seen, std::int32_t block) {
-    if (!std::exchange(seen[static_cast<std::size_t>(block)], 1)) list.push_back(block);
+  std::vector<bool> seen_query(at(n)), seen_key(at(n));
+  const auto append_once = [](Blocks& list, std::vector<bool>& seen, std::int32_t block) {
+    if (!seen[at(block)]) list.push_back(block);
+    seen[at(block)] = true;
   };
   for (const auto& [position, e] : walk) {
     append_once(out.queries, seen_query, pairs[e].first);
@@ -45,20 +45,15 @@ BlockLayout along_curve(const BlockPairs& pairs, Index n) {
 }  // namespace
 
 BlockLayout lay_out_blocks(WorkOrder wanted, const BlockPairs& pairs, Index n) {
-  switch (wanted) {
-    case WorkOrder::row: break;
-    case WorkOrder::diagonal: return diagonal(pairs, n);
-    case WorkOrder::hilbert: return along_curve(pairs, n);
-    case WorkOrder::automatic: {
-      BlockLayout best = lay_out_blocks(WorkOrder::row, pairs, n);
-      for (WorkOrder other : {WorkOrder::diagonal, WorkOrder::hilbert}) {
-        BlockLayout candidate = lay_out_blocks(other, pairs, n);
-        if (blocks_gathered(candidate, pairs) < blocks_gathered(best, pairs)) best = std::move(candidate);
-      }
-      return best;
+  if (wanted == WorkOrder::diagonal) return diagonal(pairs, n);
+  if (wanted == WorkOrder::hilbert) return along_curve(pairs, n);
+  BlockLayout best{WorkOrder::row, query_run(0, n), query_run(0, n)};
+  if (wanted == WorkOrder::automatic)
+    for (WorkOrder other : {WorkOrder::diagonal, WorkOrder::hilbert}) {
+      BlockLayout candidate = lay_out_blocks(other, pairs, n);
+      if (blocks_gathered(candidate, pairs) < blocks_gathered(best, pairs)) best = std::move(candidate);
     }
-  }
-  return {WorkOrder::row, query_run(0, n), query_run(0, n)};
+  return best;
 }
 
 Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs) {

@@ -1,5 +1,5 @@
 // A layout of blocks has every block once, gathers no more than promised, and changes no set.
-#include "ops/hilbert/plan/work_order.h"
+#include "ops/hilbert/plan/tiles.h"
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <set>
