@@ -27,7 +27,7 @@ struct NpyType {
 constexpr NpyType kNpyTypes[] = {{"<f8", DType::f64}, {"<f4", DType::f32}, {"<f2", DType::f16},
                                  {"<i8", DType::i64}, {"<i4", DType::i32}, {"|u1", DType::u8}};
 
-template <class... Parts> [[noreturn]] void bad(const std::string& path, const Parts&... parts) {
+template <class... Parts> [[noreturn]] void bad_npy(const std::string& path, const Parts&... parts) {
   fail_with(Code::data, path, ": ", parts...);
 }
 
@@ -66,7 +66,7 @@ class NpyHeader {
 
  private:
   template <class... Parts> [[noreturn]] void wrong(std::size_t at, const Parts&... parts) const {
-    bad(path_, "bad header at byte ", offset_ + at, ": ", parts...);
+    bad_npy(path_, "bad header at byte ", offset_ + at, ": ", parts...);
   }
   std::string next() const { return at_ < text_.size() ? in_quotes(text_.substr(at_, 1)) : "its end"; }
   std::size_t here() { return at_ = std::min(text_.find_first_not_of(" \n", at_), text_.size()); }  // behind blanks
@@ -136,27 +136,27 @@ class NpyHeader {
 void read(const std::string& path, const Descriptor& file, void* to, std::size_t n, std::size_t offset) {
   const std::size_t done = read_at(file, to, n, offset);
   if (done < n)
-    bad(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ",
-        errno != 0 ? std::strerror(errno) : "the file became shorter");
+    bad_npy(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ",
+            errno != 0 ? std::strerror(errno) : "the file became shorter");
 }
 
 std::size_t size_of_file(const std::string& path, const Descriptor& file) {
-  if (!file) bad(path, "cannot open: ", std::strerror(errno));
+  if (!file) bad_npy(path, "cannot open: ", std::strerror(errno));
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) bad(path, "cannot look at: ", std::strerror(errno));
-  if (S_ISDIR(status.st_mode)) bad(path, "is a directory; expected a .npy file");
-  if (!S_ISREG(status.st_mode)) bad(path, "is not a regular file; expected a .npy file");
+  if (::fstat(file.get(), &status) != 0) bad_npy(path, "cannot look at: ", std::strerror(errno));
+  if (S_ISDIR(status.st_mode)) bad_npy(path, "is a directory; expected a .npy file");
+  if (!S_ISREG(status.st_mode)) bad_npy(path, "is not a regular file; expected a .npy file");
   return static_cast<std::size_t>(status.st_size);
 }
 
 [[noreturn]] void not_npy(const std::string& path, std::string_view start) {
-  if (start.starts_with("\x89PNG")) bad(path, "is a PNG picture; expected a .npy file");
+  if (start.starts_with("\x89PNG")) bad_npy(path, "is a PNG picture; expected a .npy file");
   if (start.starts_with("PK"))
-    bad(path, "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
+    bad_npy(path, "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
   if (start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5)
-    bad(path, "is a pickle: refused, pickles can run code");
-  bad(path, "is not a .npy file: byte 0 begins ", in_quotes(start.substr(0, kNpyMagic.size())), ", expected ",
-      in_quotes(kNpyMagic));
+    bad_npy(path, "is a pickle: refused, pickles can run code");
+  bad_npy(path, "is not a .npy file: byte 0 begins ", in_quotes(start.substr(0, kNpyMagic.size())), ", expected ",
+          in_quotes(kNpyMagic));
 }
 
 Strides fortran_strides(const Shape& shape) {
@@ -185,9 +185,9 @@ std::string header_of(std::string_view descr, const Shape& shape) {
 Tensor read_npy(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe answers too, and is refused
   const std::size_t size = size_of_file(path, file);
-  if (size == 0) bad(path, "is empty; expected a .npy file");
+  if (size == 0) bad_npy(path, "is empty; expected a .npy file");
   const auto need = [&](std::size_t bytes) {
-    if (bytes > size) bad(path, "truncated: header says ", bytes, " bytes, file has ", size);
+    if (bytes > size) bad_npy(path, "truncated: header says ", bytes, " bytes, file has ", size);
   };
 
   std::string start(std::min<std::size_t>(size, 12), '\0');
@@ -196,13 +196,13 @@ Tensor read_npy(const std::string& path) {
   need(8);
   const int major = static_cast<unsigned char>(start[6]), minor = static_cast<unsigned char>(start[7]);
   if (major < 1 || major > 3 || minor != 0)
-    bad(path, "version ", major, '.', minor, " at byte 6; expected 1.0, 2.0 or 3.0");
+    bad_npy(path, "version ", major, '.', minor, " at byte 6; expected 1.0, 2.0 or 3.0");
   const std::size_t header_at = major == 1 ? 10 : 12;
   need(header_at);
   std::size_t length = 0;
   for (std::size_t i = header_at; i-- > 8;) length = length << 8 | static_cast<unsigned char>(start[i]);
   if (length > kMaxNpyHeader)
-    bad(path, "a header of ", length, " bytes at byte 8; expected ", kMaxNpyHeader, " at most");
+    bad_npy(path, "a header of ", length, " bytes at byte 8; expected ", kMaxNpyHeader, " at most");
   need(header_at + length);
   std::string text(length, '\0');
   read(path, file, text.data(), length, header_at);
@@ -212,11 +212,11 @@ Tensor read_npy(const std::string& path) {
   Index bytes = 0;
   if (__builtin_mul_overflow(header.shape->numel(), static_cast<Index>(size_of(*header.dtype)), &bytes) ||
       __builtin_add_overflow(bytes, static_cast<Index>(data_at), &bytes))
-    bad(path, "truncated: header says more bytes than 64 bits count, ", *header.dtype, *header.shape, ", file has ",
-        size);
+    bad_npy(path, "truncated: header says more bytes than 64 bits count, ", *header.dtype, *header.shape, ", file has ",
+            size);
   need(static_cast<std::size_t>(bytes));
   if (static_cast<std::size_t>(bytes) < size)
-    bad(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
+    bad_npy(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
 
   Tensor x = empty(*header.fortran ? Shape{header.shape->numel()} : *header.shape, *header.dtype);
   read(path, file, x.mutable_raw(), x.bytes(), data_at);
@@ -238,8 +238,8 @@ void write_npy(const std::string& path, const Tensor& tensor) {
 
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    bad(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file",
-        "; refused to write a .npy file in its place");
+    bad_npy(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file",
+            "; refused to write a .npy file in its place");
   bool opened = false;
   const bool written = write_whole(path, 0666, [&](int descriptor) {
     opened = true;
@@ -247,8 +247,8 @@ void write_npy(const std::string& path, const Tensor& tensor) {
   });
   if (written) return;
   const char* const why = std::strerror(errno);
-  if (!opened) bad(path, "cannot write: making ", path, ".tmp.*: ", why);
-  bad(path, "cannot write ", header.size() + x.bytes(), " bytes: ", why, "; nothing was left behind");
+  if (!opened) bad_npy(path, "cannot write: making ", path, ".tmp.*: ", why);
+  bad_npy(path, "cannot write ", header.size() + x.bytes(), " bytes: ", why, "; nothing was left behind");
 }
 
 }  // namespace hilt

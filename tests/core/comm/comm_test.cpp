@@ -55,6 +55,7 @@ template <class State> void until(const State& state) {
 }
 /// What a rank says that is asked for whom it waits.
 bool has_left(const Comm& comm, int rank) { return comm.link()->ask(rank) == Link::kLeft; }
+bool waits(const Comm& comm, int rank) { return comm.link()->ask(rank).value_or(Link::kNobody) >= 0; }
 bool waits_for(const Comm& comm, int rank, int other) { return comm.link()->ask(rank) == other; }
 bool same(const Tensor& a, const Tensor& b) { return a.shape() == b.shape() && a.to_vector() == b.to_vector(); }
 
