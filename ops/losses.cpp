@@ -50,23 +50,14 @@ struct CrossEntropy final : Function {
     Tensor dx = empty_like(x);
     visit("cross_entropy", x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      kernels::CrossEntropyBackward<T> op{{targets.numel(), x.dim(-1)},
-                                          x.data<T>(),
-                                          targets.data<std::int64_t>(),
-                                          ignore,
-                                          lse.data<W>(),
-                                          nullptr,
-                                          nullptr,
-                                          dx.mutable_data<T>()};
-      if constexpr (is_cuda<decltype(where)>) {
-        op.dy = dy.data<W>(), op.share = share.data<W>();
-        kernels::along_rows(where, "cross_entropy", op);
-      } else {
-        const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
-        const W each = static_cast<W>(scale), whole = 1;
-        op.dy = &each, op.share = &whole;
-        kernels::along_rows(where, "cross_entropy", op);
-      }
+      const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;  // a GPU counts by itself
+      const W each = static_cast<W>(scale), whole = 1;
+      const auto* const target = targets.data<std::int64_t>();
+      kernels::CrossEntropyBackward<T> op{
+          {targets.numel(), x.dim(-1)}, x.data<T>(), target, ignore, lse.data<W>(), &each, &whole,
+          dx.mutable_data<T>()};
+      if constexpr (is_cuda<decltype(where)>) op.dy = dy.data<W>(), op.share = share.data<W>();
+      kernels::along_rows(where, "cross_entropy", op);
     });
     return {dx};
   }

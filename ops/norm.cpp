@@ -28,15 +28,15 @@ struct Norm final : Function {
            rstd = empty({rows}, stat, x.device());
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      kernels::along_rows(where, "norm",
-                          kernels::Norm<T>{{rows, cols},
-                                           x.data<T>(),
-                                           w.data<T>(),
-                                           b ? b.data<T>() : nullptr,
-                                           y.mutable_data<T>(),
-                                           centered ? mean.mutable_data<W>() : nullptr,
-                                           rstd.mutable_data<W>(),
-                                           epsilon});
+      const kernels::Norm<T> op{{rows, cols},
+                                x.data<T>(),
+                                w.data<T>(),
+                                b ? b.data<T>() : nullptr,
+                                y.mutable_data<T>(),
+                                centered ? mean.mutable_data<W>() : nullptr,
+                                rstd.mutable_data<W>(),
+                                epsilon};
+      kernels::along_rows(where, "norm", op);
     });
     if (wants_any())
       for (const Tensor& t : {x, w, mean, rstd}) save(t);
