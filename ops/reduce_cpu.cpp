@@ -8,7 +8,7 @@ namespace {
 
 constexpr Index kPiece = SumPieces::kPiece, kColumns = SumPieces::kColumns;
 
-// Of n elements, over 4 vectors of partial results so that operations do not wait; every so often
+// Joins n elements in 4 vectors of partial results, so that operations do not wait; every so often
 // those are joined in f64, so that no sum grows long enough to lose digits.
 template <class Op, class T> double row_reduced(const T* x, Index n) {
   using W = wide_t<T>;

@@ -4,8 +4,8 @@
 #include "core/dispatch.h"
 #include "ops/math.h"
 
-// The ops that reduce each row of dense [rows, cols] and write something for it, in one body for the
-// CPU (rows_cpu.cpp) and a GPU (rows.cu), which call it once a row. A row computes in the wide type:
+// The ops that reduce each row of dense [rows, cols] and write something for it: one body for the
+// CPU (rows_cpu.cpp) and GPUs (rows.cu), called once a row. A row computes in the wide type:
 //      row.sum(f, x, ..)       the sum of f(x[i], ..) over the row, and row.max(x) its maximum
 //      row.map(to, f, x, ..)   to[i] = f(x[i], ..)
 // On a GPU many threads share a row: one of them leads, and each element is owned by one.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr Index kPiece = 1 << 14;  // elements worth a task
 
-/// The terms of [0, n) joined, over several vectors of lanes, which are combined in one fixed order.
+/// The terms of [0, n) joined in several vectors of lanes, which are joined in one fixed order.
 template <class W, class Term, class Join>
 [[gnu::always_inline]] inline W joined(Index n, W start, Term term, Join join) {
   constexpr int kWidth = 4 * kLanes<W>;
