@@ -48,40 +48,41 @@ Strides strides_within(const Tensor& y, const Tensor& x) {  // as x repeats to t
 
 /// y = op(inputs), of their broadcast shape; computed in W, to which inputs of any type convert.
 template <class W> void run(Span<W> span, std::span<const Tensor* const> in, Tensor& y, W p, W q) {
+  struct Operand {
+    const std::byte* begin;
+    Index step, bytes;  // from element to element along a run; of an element
+    bool as_is;         // a run of it is one of W
+    Load<W> load;
+  };
   std::array<Strides, 4> strides{y.strides()};
-  std::array<const std::byte*, 3> base{};
-  std::array<Load<W>, 3> loads{};
-  std::array<bool, 3> as_is{};
-  for (std::size_t k = 0; k < in.size(); ++k) {
-    strides[k + 1] = strides_within(y, *in[k]);
-    base[k] = in[k]->raw();
-    as_is[k] = in[k]->dtype() == dtype_of<W>;
-    visit_any("elementwise", *in[k], [&]<class T>(Cpu) { loads[k] = &load<W, T>; });
-  }
+  for (std::size_t k = 0; k < in.size(); ++k) strides[k + 1] = strides_within(y, *in[k]);
   const Runs<4> runs(y.shape(), strides);
-  std::array<std::size_t, 3> size{};
+  std::array<Operand, 3> operands{};
+  bool whole = y.dtype() == dtype_of<W>;  // the kernel reads and writes the tensors themselves
   for (std::size_t k = 0; k < in.size(); ++k)
-    size[k] = size_of(in[k]->dtype()), as_is[k] = as_is[k] && (runs.step[k + 1] == 1 || runs.run == 1);
-  const bool direct = y.dtype() == dtype_of<W>;
-  std::byte* const out = y.mutable_raw();
+    visit_any("elementwise", *in[k], [&]<class T>(Cpu) {
+      const Index step = runs.step[k + 1];
+      operands[k] = {in[k]->raw(), step, sizeof(T), std::is_same_v<T, W> && (step == 1 || runs.run == 1), &load<W, T>};
+      whole = whole && operands[k].as_is;
+    });
   visit_any("elementwise", y, [&]<class T>(Cpu) {
+    T* const out = y.mutable_data<T>();
     runs.for_pieces(kWorthATask, [&](const std::array<Index, 4>& at, Index n) {
       W buffer[4][kBlock];
-      const bool whole = direct && std::all_of(as_is.begin(), as_is.begin() + static_cast<std::ptrdiff_t>(in.size()),
-                                               [](bool b) { return b; });
       for (Index i = 0; i < n; i += whole ? n : kBlock) {
         const Index count = whole ? n : std::min(kBlock, n - i);
-        const W* operand[3] = {};
+        const W* x[3] = {};
         for (std::size_t k = 0; k < in.size(); ++k) {
-          const std::byte* const from = base[k] + static_cast<std::size_t>(at[k + 1] + i * runs.step[k + 1]) * size[k];
-          if (as_is[k]) operand[k] = reinterpret_cast<const W*>(from);
-          else loads[k](from, runs.step[k + 1], count, buffer[k]), operand[k] = buffer[k];
+          const Operand& o = operands[k];
+          const std::byte* const from = o.begin + (at[k + 1] + i * o.step) * o.bytes;
+          if (o.as_is) x[k] = reinterpret_cast<const W*>(from);
+          else o.load(from, o.step, count, buffer[k]), x[k] = buffer[k];
         }
-        T* const to = reinterpret_cast<T*>(out) + at[0] + i;
+        T* const to = out + at[0] + i;
         if constexpr (std::is_same_v<T, W>) {
-          span(operand[0], operand[1], operand[2], to, count, p, q);
+          span(x[0], x[1], x[2], to, count, p, q);
         } else {
-          span(operand[0], operand[1], operand[2], buffer[3], count, p, q);
+          span(x[0], x[1], x[2], buffer[3], count, p, q);
           for (Index j = 0; j < count; ++j) to[j] = static_cast<T>(static_cast<wide_t<T>>(buffer[3][j]));
         }
       }
@@ -108,27 +109,11 @@ void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, d
 Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, double p = 0, double q = 0) {
   const bool wide = std::any_of(in.begin(), in.end(), [](const Tensor* t) { return t->dtype() == DType::f64; });
   const bool whole = std::none_of(in.begin(), in.end(), [](const Tensor* t) { return is_floating(t->dtype()); });
-  bool same = type == (whole ? DType::i64 : wide ? DType::f64 : DType::f32);
   Shape shape = in[0]->shape();
-  for (const Tensor* t : in) {
-    same = same && t->dtype() == type && t->shape() == in[0]->shape() && t->is_contiguous();
+  for (const Tensor* t : in)
     if (t->shape() != shape) shape = broadcast("broadcast", shape, t->shape());
-  }
   Tensor y = empty(shape, type, in[0]->device());
   if (y.device().is_cuda()) return run_on_gpu(kernel.device, in, y, p, q), y;
-  if (same) {  // the common case needs no walk
-    const auto sweep = [&]<class W>(Span<W> span) {
-      std::array<const W*, 3> x{};
-      for (std::size_t k = 0; k < in.size(); ++k) x[k] = in[k]->data<W>();
-      W* const out = y.mutable_data<W>();
-      parallel_for(y.numel(), kWorthATask, [&](Index begin, Index end) {
-        span(x[0] + begin, x[1] ? x[1] + begin : nullptr, x[2] ? x[2] + begin : nullptr, out + begin, end - begin,
-             static_cast<W>(p), static_cast<W>(q));
-      });
-    };
-    whole ? sweep(kernel.whole) : wide ? sweep(kernel.wide) : sweep(kernel.narrow);
-    return y;
-  }
   if (y.numel() == 0) return y;
   whole  ? run<std::int64_t>(kernel.whole, in, y, static_cast<std::int64_t>(p), 0)
   : wide ? run<double>(kernel.wide, in, y, p, q)
@@ -141,30 +126,47 @@ template <class Op, class... In> Tensor mapped(double p, double q, const Tensor&
 }
 
 /// A gradient as an op G on what it reads: inputs 'a' and 'b', result 'y' and 'd', dy. None: dy.
+using Kept = std::array<Tensor, 3>;  // of "aby"
 template <class G, char... kReads> struct From {
   static constexpr bool reads(char x) { return ((kReads == x) || ...); }
-  static Tensor of(double p, double q, const Tensor& a, const Tensor& b, const Tensor& dy) {
+  static Tensor of(double p, double q, const Kept& kept, const Tensor& dy) {
     if constexpr (sizeof...(kReads) == 0) return dy;
-    else return mapped<G>(p, q, (kReads == 'd' ? dy : kReads == 'b' ? b : a)...);
+    else return mapped<G>(p, q, (kReads == 'd' ? dy : kept[std::string_view("aby").find(kReads)])...);
   }
 };
 using Dy = From<void>;
 
-// ---- one input ----------------------------------------------------------------------------------
-template <class F, class G> struct Unary final : Function {
+// ---- one and two inputs -------------------------------------------------------------------------
+/// y = F(inputs), with the gradient of each. Keeps what those that are wanted read.
+template <class F, class... Gradients> struct Elementwise final : Function {
   const std::string_view label;
   const double p, q;
-  Unary(const char* op, double p_, double q_) : label(op), p(p_), q(q_) {}
+  std::array<Shape, sizeof...(Gradients)> shapes{};
+  explicit Elementwise(const char* op, double p_ = 0, double q_ = 0) : label(op), p(p_), q(q_) {}
   std::string_view name() const override { return label; }
-  Tensor forward(const Tensor& x) {
-    Tensor y = mapped<F>(p, q, x);
-    if (wants(0) && G::reads('a')) save(x);
-    if (wants(0) && G::reads('y')) save(y);
+  bool reads(char x) const {
+    std::size_t i = 0;
+    return ((wants(i++) && Gradients::reads(x)) || ...);
+  }
+  template <class... In> Tensor forward(const In&... in) {
+    shapes = {in.shape()...};
+    Tensor y = mapped<F>(p, q, in...);
+    std::size_t i = 0;
+    for (const Tensor* x : {&in...})
+      if (reads("ab"[i++])) save(*x);
+    if (reads('y')) save(y);
     return y;
   }
   std::vector<Tensor> backward(const Tensor& dy) override {
-    const Tensor none;
-    return {G::of(p, q, G::reads('a') || G::reads('y') ? saved(0) : none, none, dy)};
+    Kept kept;
+    for (std::size_t i = 0, n = 0; i < kept.size(); ++i)
+      if (reads("aby"[i])) kept[i] = saved(n++);
+    std::size_t i = 0;
+    const auto along = [&]<class G>(G) {
+      const std::size_t at = i++;
+      return wants(at) ? sum_to(G::of(p, q, kept, dy), shapes[at]) : Tensor{};
+    };
+    return {along(Gradients{})...};
   }
 };
 
@@ -172,31 +174,8 @@ template <class F, class G> Tensor unary(const char* op, const Tensor& x, double
   if (!kTakesWhole<F> || !x) check_floats(op, x);
   check(is_floating(x.dtype()) || (std::trunc(p) == p && std::abs(p) <= 0x1p53), op, ": ", p, " is no ", x.dtype(),
         "; convert the tensor with to()");
-  return apply(Unary<F, G>(op, p, q), x);
+  return apply(Elementwise<F, G>(op, p, q), x);
 }
-
-// ---- two inputs ---------------------------------------------------------------------------------
-template <class F, class A, class B> struct Binary final : Function {
-  const std::string_view label;
-  Shape a_shape, b_shape;
-  bool has_a = false, has_b = false;
-  explicit Binary(const char* op) : label(op) {}
-  std::string_view name() const override { return label; }
-  Tensor forward(const Tensor& a, const Tensor& b) {
-    a_shape = a.shape(), b_shape = b.shape();
-    has_a = (wants(0) && A::reads('a')) || (wants(1) && B::reads('a'));
-    has_b = (wants(0) && A::reads('b')) || (wants(1) && B::reads('b'));
-    if (has_a) save(a);
-    if (has_b) save(b);
-    return mapped<F>(0, 0, a, b);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    const Tensor none;
-    const Tensor &a = has_a ? saved(0) : none, &b = has_b ? saved(has_a ? 1 : 0) : none;
-    return {wants(0) ? sum_to(A::of(0, 0, a, b, dy), a_shape) : none,
-            wants(1) ? sum_to(B::of(0, 0, a, b, dy), b_shape) : none};
-  }
-};
 
 void check_pair(const char* op, const Tensor& a, const Tensor& b, bool takes_whole) {
   check_alike(op, "a", a, "b", b);
@@ -206,7 +185,7 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b, bool takes_who
 
 template <class F, class A, class B> Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
   check_pair(op, a, b, kTakesWhole<F>);
-  return apply(Binary<F, A, B>(op), a, b);
+  return apply(Elementwise<F, A, B>(op), a, b);
 }
 
 // ---- where --------------------------------------------------------------------------------------
@@ -280,6 +259,7 @@ Tensor relu(const Tensor& x) { return unary<Relu, From<ReluGrad, 'y', 'd'>>("rel
 Tensor gelu(const Tensor& x) { return unary<Gelu, From<GeluGrad, 'a', 'd'>>("gelu", x); }
 Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, From<GeluTanhGrad, 'a', 'd'>>("gelu_tanh", x); }
 Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy) { return mapped<GeluTanhGrad>(0, 0, x, dy); }
+Tensor same(const Tensor& a, const Tensor& b) { return mapped<Same>(0, 0, a, b); }
 Tensor silu(const Tensor& x) { return unary<Silu, From<SiluGrad, 'a', 'd'>>("silu", x); }
 Tensor square(const Tensor& x) { return unary<Square, From<SquareGrad, 'a', 'd'>>("square", x); }
 Tensor abs(const Tensor& x) { return unary<Abs, From<AbsGrad, 'a', 'd'>>("abs", x); }

@@ -4,6 +4,7 @@
 // i64 where all are integers.
 #include "core/cuda/pack.cuh"
 #include "ops/elementwise.h"
+#include "ops/kernels.h"
 
 namespace hilt::spans {
 namespace {
@@ -41,14 +42,9 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
     for (int k = 0; k < Op::kInputs; ++k)
       x[k] = with_type(s.in_type[k], [&]<class T>() { return convert<W>(static_cast<const T*>(s.in[k])[at[k + 1]]); });
     const W y = Op::f(x[0], x[1], x[2], static_cast<W>(static_cast<Signed>(s.p)), static_cast<W>(s.q));
-    if constexpr (std::is_integral_v<W>) {
-      if (s.y_type == DType::i64) static_cast<std::int64_t*>(s.y)[at[0]] = static_cast<std::int64_t>(y);
-      else if (s.y_type == DType::i32) static_cast<std::int32_t*>(s.y)[at[0]] = static_cast<std::int32_t>(y);
-      else static_cast<std::uint8_t*>(s.y)[at[0]] = static_cast<std::uint8_t>(y);
-    } else if (s.y_type == DType::f32) static_cast<float*>(s.y)[at[0]] = y;
-    else if (s.y_type == DType::bf16) static_cast<bf16*>(s.y)[at[0]] = bf16(y);
-    else if (s.y_type == DType::f16) static_cast<f16*>(s.y)[at[0]] = f16(y);
-    else static_cast<std::uint8_t*>(s.y)[at[0]] = static_cast<std::uint8_t>(y);
+    with_type(s.y_type, [&]<class T>() {
+      if constexpr (std::is_integral_v<T> || !std::is_integral_v<W>) static_cast<T*>(s.y)[at[0]] = static_cast<T>(y);
+    });
   }
 }
 
@@ -56,11 +52,8 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 
 /// The walk in packs of n elements, as many as are whole; none where packs do not fit.
 inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
-  const Walk<4> none = [&] {
-    Walk<4> w = walk;
-    w.elements = 0;
-    return w;
-  }();
+  Walk<4> none = walk;
+  none.elements = 0;
   if (walk.axes == 0 || (walk.axes > 1 && walk.extent[0] % n != 0) || walk.stride[0][0] != 1) return none;
   const void* const at[4] = {s.y, s.in[0], s.in[1], s.in[2]};
   for (int k = 0; k <= inputs; ++k) {
@@ -104,3 +97,48 @@ template <class... Ops> RunOnDevice const BuiltForDevice<std::tuple<Ops...>>::al
 template struct BuiltForDevice<AllSpans>;
 
 }  // namespace hilt::spans
+
+namespace hilt::kernels {
+namespace {
+
+using namespace cuda;
+
+// Dropout: a thread takes the eight elements that share a counter, at once where it can.
+constexpr int kEach = 8;  // elements a counter serves
+
+/// kWhole: every counter serves eight elements, which lie in whole accesses.
+template <bool kWhole, class T>
+__global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float scale, std::uint32_t rate,
+                               RandomKey drawn) {
+  const RandomKey key = now(drawn);
+  const Index counters = (first + n + kEach - 1) / kEach;
+  for (Index c = first / kEach + first_element(); c < counters; c += element_step()) {
+    const Index begin = c * kEach - first;
+    const auto has = [&](int k) { return begin + k >= 0 && begin + k < n; };
+    Floats<kEach> values{};
+    if constexpr (kWhole) values = load<kEach>(x + begin);
+    else
+      for (int k = 0; k < kEach; ++k)
+        if (has(k)) values.x[k] = static_cast<float>(x[begin + k]);
+    const auto words = drop_words(c, key);
+    for (int k = 0; k < kEach; ++k)
+      values.x[k] = drop_bits(words, static_cast<std::uint32_t>(k)) >= rate ? values[k] * scale : 0.0f;
+    if constexpr (kWhole) store(y + begin, values);
+    else
+      for (int k = 0; k < kEach; ++k)
+        if (has(k)) y[begin + k] = static_cast<T>(values[k]);
+  }
+}
+
+}  // namespace
+
+template <class T, class At> void dropout(At where, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
+  const std::uint32_t rate = drop_rate(p);
+  const bool whole = first % kEach == 0 && n % kEach == 0 && is_aligned(x, y);
+  launch("dropout", where, whole ? dropout_kernel<true, T> : dropout_kernel<false, T>, blocks_for(n / kEach + 2),
+         kThreads, 0, x, y, first, n, static_cast<float>(keep_scale(rate)), rate, key);
+}
+
+HILT_GPU_KERNEL(dropout)
+
+}  // namespace hilt::kernels

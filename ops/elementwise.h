@@ -48,6 +48,7 @@ struct Equal : Two { template <class T> [[gnu::always_inline]] static constexpr 
 struct GreaterEqual : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a >= b); } };
 struct LessEqual : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a <= b); } };
 struct NotEqual : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a != b); } };
+struct Same : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a == b || (a != a && b != b)); } };
 struct Where : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T c, T a, T b, T, T) { return c != 0 ? a : b; } };
 struct AddConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x + p; } };
 struct MulConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x * p; } };
@@ -122,7 +123,7 @@ struct GeluTanhGrad : Two {
 
 /// All of them: what elementwise_cpu.cpp compiles.
 using AllSpans =
-    std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, GreaterEqual, LessEqual, NotEqual,
+    std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, GreaterEqual, LessEqual, NotEqual, Same,
                Where, AddConstant, MulConstant, PowConstant, SubFrom, DivFrom, Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos,
                Floor, Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, Log1p, Expm1, Erf, Softplus, GeluTanh,
                MaximumGrad, DivGradB, PowGradA, PowGradB, PowConstantGrad, DivFromGrad, LogGrad, SqrtGrad, RsqrtGrad,

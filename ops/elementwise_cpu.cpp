@@ -1,6 +1,8 @@
-// Every functor of elementwise.h as a loop over dense spans, built for each instruction set.
+// What works element by element over dense spans: the functors of elementwise.h, dropout from
+// counters, AdamW and sums of squares.
 #include "ops/elementwise.h"
 #include "ops/isa.h"
+#include "ops/kernels.h"
 
 namespace hilt::spans {
 namespace {
@@ -33,3 +35,65 @@ template <Isa I, class... Ops> struct Built<I, std::tuple<Ops...>> {
 template struct Built<kIsa, AllSpans>;
 
 }  // namespace hilt::spans
+
+namespace hilt::kernels {
+
+// From counters: element i of a stream is the same on any thread and any instruction set.
+template <class T, class At> void dropout(At, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
+  using W = wide_t<T>;
+  constexpr Index kBlock = 64;  // counters at a time: sixteen vectors' worth of independent rounds
+  const std::uint32_t rate = drop_rate(p);
+  const W scale = static_cast<W>(keep_scale(rate));
+  for (Index i = 0; i < n;) {
+    std::uint32_t words[kBlock * 4];
+    const Index counter = (first + i) / 8;
+    for (Index c = 0; c < kBlock; ++c) {
+      const auto bits = drop_words(counter + c, key);
+      for (Index k = 0; k < 4; ++k) words[c * 4 + k] = bits[static_cast<std::size_t>(k)];
+    }
+    const Index skip = (first + i) % 8, count = n - i < kBlock * 8 - skip ? n - i : kBlock * 8 - skip;
+    for (Index j = 0; j < count; ++j) {
+      const std::uint32_t bits = words[(skip + j) / 2] >> (skip + j) % 2 * 16 & 0xffff;
+      y[i + j] = static_cast<T>(bits >= rate ? static_cast<W>(x[i + j]) * scale : W{0});
+    }
+    i += count;
+  }
+}
+
+template <class T, class At>
+void adamw(At, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict m,
+           wide_t<T>* __restrict v, wide_t<T>* __restrict exact, Index n) {
+  using W = wide_t<T>;
+  const AdamWElement<W> of(s);
+  const W shrink = static_cast<W>(s.shrink), scale = static_cast<W>(s.scale);
+  for (Index i = 0; i < n; ++i) {
+    const W weight = exact ? exact[i] : static_cast<W>(w[i]);
+    const W next = of.next(weight, static_cast<W>(dw[i]) * scale, shrink, m[i], v[i]);
+    if (exact) exact[i] = next;
+    w[i] = static_cast<T>(next);
+  }
+}
+
+template <class T, class At> double sum_of_squares(At, const T* x, Index n) {
+  constexpr int kWidth = 4 * kLanes<double>;
+  double part[kWidth] = {};
+  Index i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    for (int l = 0; l < kWidth; ++l) {
+      const auto v = static_cast<double>(static_cast<wide_t<T>>(x[i + l]));
+      part[l] += v * v;
+    }
+  for (int l = 0; i < n; ++i, ++l) {
+    const auto v = static_cast<double>(static_cast<wide_t<T>>(x[i]));
+    part[l] += v * v;
+  }
+  double total = 0;
+  for (double p : part) total += p;
+  return total;
+}
+
+HILT_CPU_KERNEL(adamw)
+HILT_CPU_KERNEL(sum_of_squares)
+HILT_CPU_KERNEL(dropout)
+
+}  // namespace hilt::kernels

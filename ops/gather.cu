@@ -3,17 +3,15 @@
 // gather: a thread moves one element or 16 bytes of a row. An index outside the axis gives a row of
 // all bits set, a NaN of every float type: nobody waits to check.
 //
-// scatter_add adds the rows that share a place in the order of the index, without atomics. The
-// index is cut into chunks, a warp each:
-//   count    how often each place occurs in each chunk
-//   total    how often it occurs in the chunks before, and in all
-//   begin    where each place's list begins: a running sum over places
-//   list     every position of the index goes to its place's list; within a chunk a warp takes 32 at a time,
-//            equal ones by lane
-//   runs     all lists, one after the other, are cut into runs of kRun; a thread adds up some columns of a
-//            run, place by place. A place within a run is done; of others the sums are kept
+// scatter_add adds the rows that share a place in the order of the index, without atomics. A stable
+// sort by place makes lists of them, one after the other:
+//   runs     all lists together are cut into runs of kRun; a thread adds up some columns of a run, place
+//            by place. A place within a run is done; of others the sums are kept
 //   places   adds those of a place in order, and gives a place without rows its zeros
 // No list makes a thread wait longer than others do: of a text's characters one may be a fifth.
+#include <bit>
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/thread/thread_search.cuh>
 #include "core/cuda/pack.cuh"
 #include "core/tensor.h"
 #include "ops/kernels.h"
@@ -58,84 +56,26 @@ __global__ void invert_kernel(Inversion how, const char* what, cuda::Verdict* ve
   }
 }
 
-constexpr Index kChunks = 64, kFewest = 256;  // chunks at most; positions of one at least
-constexpr int kScanThreads = 1024, kScanned = 8;
-
-// counts: [chunks, extent], zero.
-__global__ void count_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, std::int32_t* counts) {
-  std::int32_t* const mine = counts + blockIdx.x * extent;
-  const Index end = min((blockIdx.x + 1) * chunk, n);
-  for (Index i = blockIdx.x * chunk; i < end; i += kWarp) {
-    const Index at = i + threadIdx.x < end ? index[i + threadIdx.x] : -1;
-    const unsigned same = __match_any_sync(~0u, at);
-    if (at >= 0 && at < extent && __ffs(same) - 1 == static_cast<int>(threadIdx.x)) mine[at] += __popc(same);
-    __syncwarp();
+// What to sort: positions of the index by place, those without one last.
+__global__ void positions_kernel(const std::int64_t* index, Index n, Index extent, std::int32_t* place,
+                                 std::int32_t* position) {
+  for (Index i = first_element(); i < n; i += element_step()) {
+    place[i] = static_cast<std::int32_t>(index[i] >= 0 && index[i] < extent ? index[i] : extent);
+    position[i] = static_cast<std::int32_t>(i);
   }
 }
 
-// begin[place]: how many positions go there; counts[chunk][place]: those of the chunks before.
-__global__ void total_kernel(std::int32_t* counts, Index chunks, Index extent, std::int32_t* begin) {
-  for (Index place = first_element(); place < extent; place += element_step()) {
-    std::int32_t total = 0;
-    for (Index c = 0; c < chunks; ++c) {
-      const std::int32_t before = total;
-      total += counts[c * extent + place], counts[c * extent + place] = before;
-    }
-    begin[place] = total;
-  }
-}
-
-// begin[place] becomes the sum of those before. One block; a thread has kScanned neighbours.
-__global__ void begin_kernel(Index extent, std::int32_t* begin) {
-  __shared__ std::int32_t warp_total[kWarp];
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  std::int32_t carry = 0;
-  for (Index first = 0; first < extent; first += kScanThreads * kScanned) {
-    const Index mine = first + threadIdx.x * kScanned;
-    std::int32_t count[kScanned], total = 0;
-    for (int k = 0; k < kScanned; ++k) total += count[k] = mine + k < extent ? begin[mine + k] : 0;
-    std::int32_t upto = total;
-    for (int step = 1; step < kWarp; step *= 2) {
-      const std::int32_t before = __shfl_up_sync(~0u, upto, step);
-      if (lane >= static_cast<unsigned>(step)) upto += before;
-    }
-    if (lane == kWarp - 1) warp_total[warp] = upto;
-    __syncthreads();
-    std::int32_t at = carry + upto - total;
-    for (unsigned w = 0; w < kWarp; ++w) {
-      if (w < warp) at += warp_total[w];
-      carry += warp_total[w];
-    }
-    for (int k = 0; k < kScanned; ++k) {
-      if (mine + k < extent) begin[mine + k] = at;
-      at += count[k];
-    }
-    __syncthreads();  // warp_total is written anew
-  }
-  if (threadIdx.x == 0) begin[extent] = carry;
-}
-
-__global__ void list_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, const std::int32_t* begin,
-                            std::int32_t* next, std::int32_t* list) {
-  std::int32_t* const mine = next + blockIdx.x * extent;
-  const Index end = min((blockIdx.x + 1) * chunk, n);
-  for (Index i = blockIdx.x * chunk; i < end; i += kWarp) {
-    const Index at = i + threadIdx.x < end ? index[i + threadIdx.x] : -1;
-    const unsigned same = __match_any_sync(~0u, at), before = same & ((1u << threadIdx.x) - 1);
-    const bool valid = at >= 0 && at < extent;
-    if (valid) list[begin[at] + mine[at] + __popc(before)] = static_cast<std::int32_t>(i + threadIdx.x);
-    __syncwarp();
-    if (valid && before == 0) mine[at] += __popc(same);
-    __syncwarp();
-  }
+// Where the list of each place begins, and behind them where the last one ends.
+__global__ void begin_kernel(const std::int32_t* places, Index n, Index extent, std::int32_t* begin) {
+  for (Index place = first_element(); place <= extent; place += element_step())
+    begin[place] = static_cast<std::int32_t>(cub::LowerBound(places, n, place));
 }
 
 constexpr Index kRun = 32;    // rows of a list that a thread adds up
 constexpr int kTogether = 4;  // of them on their way at a time
 
 struct Lists {
-  const std::int64_t* index;
-  const std::int32_t *begin, *list;
+  const std::int32_t *places, *positions, *begin;
   Index n, extent, inner, runs;
 };
 
@@ -157,8 +97,8 @@ template <int C, class T> __global__ void add_runs_kernel(Lists in, const T* x, 
       Index at[kTogether];
       Floats<C> row[kTogether];
       for (int k = 0; k < kTogether; ++k) {
-        const Index from = in.list[min(e + k, end - 1)];
-        at[k] = in.index[from];
+        const Index i = min(e + k, end - 1), from = in.positions[i];
+        at[k] = in.places[i];
         row[k] = load<C>(x + (o * in.n + from) * in.inner + c);
       }
       for (int k = 0; k < kTogether && e + k < end; ++k) {
@@ -201,16 +141,12 @@ void gather(Cuda where, const void* x, const std::int64_t* index, void* y, Index
     launch("gather", where, gather_kernel<Word>, blocks_for(all), kThreads, 0, static_cast<const Word*>(x), index,
            static_cast<Word*>(y), n, extent, words, all);
   };
-  const auto fits = [&](std::size_t word) {
-    return (reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(y) |
-            static_cast<std::uintptr_t>(row_bytes)) %
-               word ==
-           0;
-  };
   if (outer * n * row_bytes == 0) return;
-  if (fits(16)) run.template operator()<uint4>();
-  else if (fits(4)) run.template operator()<std::uint32_t>();
-  else if (fits(2)) run.template operator()<std::uint16_t>();
+  const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(y) |
+                             static_cast<std::uintptr_t>(row_bytes);
+  if (all % 16 == 0) run.template operator()<uint4>();
+  else if (all % 4 == 0) run.template operator()<std::uint32_t>();
+  else if (all % 2 == 0) run.template operator()<std::uint16_t>();
   else run.template operator()<std::uint8_t>();
 }
 
@@ -218,19 +154,21 @@ template <class T, class At>
 void scatter_add(At where, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent,
                  Index inner) {
   if (outer * extent * inner == 0) return;
-  const Index chunk = std::max(kFewest, (n + kChunks - 1) / kChunks),
-              chunks = std::max<Index>(1, (n + chunk - 1) / chunk);
   const Device device{Device::Kind::cuda, where.device};
-  Tensor counts = zeros({chunks, extent}, DType::i32, device), begin = empty({extent + 1}, DType::i32, device),
-         list = empty({n}, DType::i32, device);
-  auto *const c = counts.mutable_data<std::int32_t>(), *const b = begin.mutable_data<std::int32_t>(),
-              *const l = list.mutable_data<std::int32_t>();
-  const dim3 grid(static_cast<unsigned>(chunks));
-  launch("scatter_add", where, count_kernel, grid, kWarp, 0, index, n, extent, chunk, c);
-  launch("scatter_add", where, total_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);
-  launch("scatter_add", where, begin_kernel, dim3(1), kScanThreads, 0, extent, b);
-  launch("scatter_add", where, list_kernel, grid, kWarp, 0, index, n, extent, chunk, b, c, l);
-  const Lists lists{index, b, l, n, extent, inner, (n + kRun - 1) / kRun};
+  Tensor lists_of = empty({4, n}, DType::i32, device), begins = empty({extent + 1}, DType::i32, device);
+  auto *const places = lists_of.mutable_data<std::int32_t>(), *const begin = begins.mutable_data<std::int32_t>();
+  launch("scatter_add", where, positions_kernel, blocks_for(n), kThreads, 0, index, n, extent, places, places + n);
+  const auto sort = [&](void* space, std::size_t& bytes) {
+    check_status(cub::DeviceRadixSort::SortPairs(space, bytes, places, places + 2 * n, places + n, places + 3 * n, n, 0,
+                                                 static_cast<int>(std::bit_width(static_cast<std::size_t>(extent))),
+                                                 static_cast<cudaStream_t>(where.stream)),
+                 "scatter_add", where.device);
+  };
+  std::size_t bytes = 0;
+  sort(nullptr, bytes);
+  sort(empty({static_cast<Index>(bytes)}, DType::u8, device).mutable_raw(), bytes);
+  launch("scatter_add", where, begin_kernel, blocks_for(extent + 1), kThreads, 0, places + 2 * n, n, extent, begin);
+  const Lists lists{places + 2 * n, places + 3 * n, begin, n, extent, inner, (n + kRun - 1) / kRun};
   Tensor partial = empty({outer, lists.runs, 2, inner}, DType::f32, device);
   float* const sums = partial.mutable_data<float>();
   const auto add = [&]<int C>() {

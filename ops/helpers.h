@@ -26,6 +26,7 @@ Tensor apply_linear(std::string_view name, const Tensor& x, A a, Transposed tran
 Tensor sum_to(const Tensor& dy, const Shape& shape);
 
 Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy);  // dy gelu_tanh'(x)
+Tensor same(const Tensor& a, const Tensor& b);                 // 1 where a equals b or both are NaN, else 0
 
 inline void check_floats(const char* op, const Tensor& x) {
   check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ",

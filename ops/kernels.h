@@ -1,4 +1,6 @@
 #pragma once
+#include <cmath>
+#include <limits>
 #include "core/dispatch.h"
 #include "core/random.h"
 
@@ -21,16 +23,33 @@ struct SumPieces {
         blocks(block > 0 ? (inner + block - 1) / block : 0) {}
 };
 
-// x: dense [outer, n, inner]; y: [outer, inner]. Sums are built in f32 (f64 for f64) over fixed
-// pieces of the middle axis, and the pieces in order in f64, so that they depend on the shape
-// alone. partial: [outer, pieces, inner].
+/// x: dense [outer, n, inner]; y: [outer, inner], which is multiplied by the factor. partial:
+/// [outer, pieces, inner].
+template <class T> struct Reduction {
+  const T* x;
+  T* y;
+  double* partial;
+  Index outer, n, inner;
+  double factor = 1;
+};
+// Sums are built in f32 (f64 for f64) over fixed pieces of the middle axis, and the pieces in order
+// in f64, so that they depend on the shape alone; maxima likewise. Of a maximum n is not 0.
+template <class T, class At> void sum(At, const Reduction<T>& of);
+template <class T, class At> void max(At, const Reduction<T>& of);
+// On a GPU: y from partial alone, with so many pieces.
 template <class T, class At>
-void sum(At, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor);
-template <class T, class At> void max(At, const T* x, T* y, Index outer, Index n, Index inner);
+void add_pieces(At, const double* partial, T* y, Index results, Index pieces, Index inner, double factor);
+/// What a sum and a maximum do with two numbers.
+struct AddUp {
+  static constexpr double kStart = 0;
+  template <class W> [[gnu::always_inline]] static constexpr W of(W a, W b) { return a + b; }
+};
+struct Largest {  // NaN wins
+  static constexpr double kStart = -std::numeric_limits<double>::infinity();
+  template <class W> [[gnu::always_inline]] static constexpr W of(W a, W b) { return b > a || b != b ? b : a; }
+};
 // The first of a row's maxima; on a GPU, as the next.
 template <class T, class At> void argmax(At, const T* x, std::int64_t* y, Index rows, Index cols);
-// 1 where x equals y or both are NaN, else 0.
-template <class T, class At> void equals(At, const T* x, const T* y, T* out, Index n);
 // On a GPU: running sums, or those from the other end; the places of the k largest, in order.
 template <class T, class At> void cumsum(At, const T* x, T* y, Index rows, Index n, bool reverse);
 template <class T, class At> void topk(At, const T* x, std::int64_t* y, Index rows, Index n, Index k);
@@ -45,34 +64,20 @@ template <class T> constexpr bool comes_before(const T* row, Index i, Index j) {
   return a > b || (a != a && b == b) || ((a == b || (a != a && b != b)) && i < j);
 }
 
-// ---- softmax, norms, rotary, dropout ------------------------------------------------------------
-// Dense rows x cols. lse [rows], statistics [rows].
-template <class T, class At> void softmax(At, const T* x, T* y, Index rows, Index cols);
-template <class T, class At> void softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols);
-template <class T, class At> void log_softmax(At, const T* x, T* y, Index rows, Index cols);
-template <class T, class At> void log_softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols);
-template <class T, class At> void logsumexp(At, const T* x, T* y, Index rows, Index cols);
-template <class T, class At> void logsumexp_backward(At, const T* x, const T* dy, T* dx, Index rows, Index cols);
-/// What a norm reads, and what its backward reads again: x and w, and of each row the statistics.
-template <class T> struct NormRows {
-  const T *x, *w, *b;  // b may be null
-  Index rows, cols;
-};
-template <class T> struct NormKept {
-  const T *x, *w;
-  const wide_t<T>*mean, *rstd;
-  Index rows, cols;
-};
-// y = (x - mean) rstd w + b; without `mean` the root mean square: y = x rstd w.
+// ---- rows: rows.h has the ops along them --------------------------------------------------------
+template <class T> struct NormBackward;
+// On the CPU: dx, and dw and db added up over some rows; any of the three may be null.
 template <class T, class At>
-void norm(At, const NormRows<T>& in, T* y, wide_t<T>* mean, wide_t<T>* rstd, double epsilon);
-// On the CPU: dx, and dw and db added up over the rows of this call; any of the three may be null.
+void norm_rows_backward(At, const NormBackward<T>& op, Index begin, Index end, wide_t<T>* dw, wide_t<T>* db);
+// On a GPU: dw and db, either of which may be null, over all rows, which are summed in so many
+// pieces. partial: [2, pieces, cols].
 template <class T, class At>
-void norm_rows_backward(At, const NormKept<T>& kept, const T* dy, T* dx, wide_t<T>* dw, wide_t<T>* db);
-// On a GPU: the same over all rows, which are summed in so many pieces. partial: [2, pieces, cols].
-template <class T, class At>
-void norm_backward(At, const NormKept<T>& kept, const T* dy, T* dx, T* dw, T* db, float* partial, Index pieces);
+void norm_columns(At, const NormBackward<T>& op, T* dw, T* db, double* partial, Index pieces);
+// On a GPU: the mean of the losses of targets that are not `ignore`, and 1 / how many they are.
+void mean_loss(Cuda, const double* loss, const std::int64_t* target, Index ignore, float* mean, float* share,
+               Index rows);
 
+// ---- rotary, dropout ----------------------------------------------------------------------------
 /// x, y: [outer, length, heads, dim]. The first `turning` heads turn, back where the sign is -1.
 struct Rotation {
   Index outer, length, heads, dim, turning;
@@ -81,26 +86,13 @@ struct Rotation {
 // table: cos then sin of [length, dim / 2].
 template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>* table, const T* x, T* y);
 
+/// The random bits of elements 8 c .. 8 c + 7 of a key's stream.
+[[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> drop_words(Index c, RandomKey key) {
+  const auto low = [](auto x) { return static_cast<std::uint32_t>(x); };
+  return philox<7>({low(c), low(c >> 32), low(key.stream), low(key.stream >> 32)}, key.seed);
+}
 // y = x / (1 - p) where element first + i of the key's stream survives, else 0.
 template <class T, class At> void dropout(At, const T* x, T* y, Index first, Index n, double p, RandomKey key);
-
-// ---- cross-entropy ------------------------------------------------------------------------------
-// One row of n logits. target < 0: none.
-template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n);
-template <class T, class At>
-void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
-
-// On a GPU all rows at once: lse, losses and their mean, and `share`, 1 / how many targets count.
-template <class T> struct Logits {
-  const T* x;
-  Index rows, classes;
-  const std::int64_t* target;
-  Index ignore;
-};
-template <class T, class At>
-void cross_entropy(At, const Logits<T>& in, float* mean, float* lse, double* loss, float* share);
-template <class T, class At>
-void cross_entropy_backward(At, const Logits<T>& in, const float* lse, const float* dy, const float* share, T* dx);
 
 // ---- picking and placing ------------------------------------------------------------------------
 // x: [outer, extent] rows of so many bytes, y: [outer, n] of them.
@@ -128,6 +120,23 @@ void scatter_add(At, const T* x, const std::int64_t* index, T* y, Index outer, I
 struct AdamWStep {
   double lr, beta1, beta2, epsilon, shrink, correction1, correction2, scale;
 };
+/// The step of one element: its moments change, and it gives the next weight.
+template <class W> struct AdamWElement {
+  W beta1, beta2, rest1, rest2, rate, correction2, epsilon;
+  [[gnu::always_inline]] constexpr explicit AdamWElement(const AdamWStep& s)
+      : beta1(static_cast<W>(s.beta1)),
+        beta2(static_cast<W>(s.beta2)),
+        rest1(static_cast<W>(1 - s.beta1)),
+        rest2(static_cast<W>(1 - s.beta2)),
+        rate(static_cast<W>(s.lr * s.correction1)),
+        correction2(static_cast<W>(s.correction2)),
+        epsilon(static_cast<W>(s.epsilon)) {}
+  [[gnu::always_inline]] constexpr W next(W weight, W gradient, W shrink, W& mean, W& square) const {
+    mean = beta1 * mean + rest1 * gradient;
+    square = beta2 * square + rest2 * gradient * gradient;
+    return weight - (shrink * weight + rate * mean / (std::sqrt(square * correction2) + epsilon));
+  }
+};
 
 // n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null.
 template <class T, class At>
@@ -144,12 +153,13 @@ struct AdamWPart {
 };
 template <class T, class At>
 void adamw_all(At, const AdamWStep&, const double* norm, double max_norm, std::span<const AdamWPart>);
-// sums[i]: of the i-th piece, counting through all tensors.
 struct SquaresPart {
   const void* x;
+  double* sums;  // one of each piece
   Index n;
+  DType type;
 };
-template <class T, class At> void sums_of_squares(At, std::span<const SquaresPart>, double* sums, Index piece);
+void sums_of_squares(Cuda, std::span<const SquaresPart>, Index piece);
 // *norm = sqrt of their sum, or NaN where the loss, unless it is null, is not finite.
 void norm_of_sums(Cuda, const double* sums, Index pieces, const float* loss, double* norm);
 

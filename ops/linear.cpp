@@ -24,26 +24,22 @@ struct LinearOp final : Function {
                  bias = b ? dense(to(b, type)) : b, residual = r ? dense(to(as_rows(r), type)) : r;
     Tensor y = empty(x.shape().with(-1, w.dim(1)), type, x.device()), before;
     bool active = false;
-    visit("linear", rows, [&]<class T>(auto where) {
-      const auto run = [&]<class At>(At device) {
-        using Y = kernels::product_t<T, At>;
-        kernels::Start<Y> start;
-        if (bias) start.bias = bias.data<Y>();
-        if (residual) start.residual = kernels::matrix<Y>(residual);
-        const kernels::MatrixRef<Y> to{y.mutable_data<Y>(), w.dim(1), 1};
-        if constexpr (is_cuda<At> && sizeof(T) == 2)  // in f32 its gelu has five times the error of ours
-          if (gelu) {
-            if (wants_any()) before = empty_like(y);
-            active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), kernels::matrix<T>(rows),
-                                           kernels::matrix<T>(weight), to, start.bias,
-                                           before ? before.mutable_data<T>() : nullptr);
-            if (active) return;
-          }
-        kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), kernels::matrix<T>(rows),
-                              kernels::matrix<T>(weight), to, start);
+    kernels::visit_factors("linear", rows, [&]<class T, class At>(At where) {
+      using Y = kernels::product_t<T, At>;
+      kernels::Extras<Y> extras;
+      if (bias) extras.bias = bias.data<Y>();
+      if (residual) extras.residual = kernels::matrix<Y>(residual);
+      const auto multiply = [&] {
+        return kernels::gemm_onto<T>(where, rows.dim(0), w.dim(1), w.dim(0), kernels::matrix<T>(rows),
+                                     kernels::matrix<T>(weight), {y.mutable_data<Y>(), w.dim(1), 1}, extras);
       };
-      if constexpr (is_cuda<decltype(where)>) run(where);
-      else if constexpr (!std::is_same_v<T, f16>) run(Cpu{});
+      if (is_cuda<At> && sizeof(T) == 2 && gelu) {  // in f32 its gelu has five times the error of ours
+        if (wants_any()) before = empty_like(y), extras.before = before.mutable_data<Y>();
+        extras.gelu = true;
+        active = multiply();
+        extras.gelu = false, extras.before = nullptr;
+      }
+      if (!active) multiply();
     });
     if (gelu && !active) before = y, y = gelu_tanh(y);
     if (gelu && wants_any()) save(to(before, x.dtype()));
@@ -71,9 +67,10 @@ struct LinearOp final : Function {
         if constexpr (is_cuda<decltype(where)>) {
           const Tensor rows = dense(x), g = dense(dy);
           Tensor w = empty({rows.dim(1), g.dim(1)}, g.dtype(), g.device()), b = empty(b_shape, g.dtype(), g.device());
-          done = kernels::gemm_with_sums<T>(where, rows.dim(1), g.dim(1), rows.dim(0),
-                                            kernels::matrix<T>(transpose(rows)), kernels::matrix<T>(g),
-                                            {w.mutable_data<T>(), w.dim(1), 1}, b.mutable_data<T>());
+          kernels::Extras<T> extras;
+          extras.sums = b.mutable_data<T>();
+          done = kernels::gemm_onto<T>(where, rows.dim(1), g.dim(1), rows.dim(0), kernels::matrix<T>(transpose(rows)),
+                                       kernels::matrix<T>(g), {w.mutable_data<T>(), w.dim(1), 1}, extras);
           if (done) dw = w, db = b;
         }
       });

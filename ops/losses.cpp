@@ -1,10 +1,93 @@
-// Losses made of other ops.
+// Losses. Cross-entropy is softmax and logarithm in one; the others are made of other ops.
+//      cross_entropy = mean over the targets that count of  L_r - x[r, target_r],      L_r = log sum_c e^x[r, c]
+//      dx[r, c] = (e^(x[r, c] - L_r) - [c == target_r]) dloss / count         keeps x and L
+// The loss of 16-bit logits is f32. Rows whose target is `ignore` do not count; of none it is 0.
 //      mse = mean (y - t)^2
 //      bce = mean t softplus(-x) + (1 - t) softplus(x)       no term overflows or cancels
 //      nll = - sum of log_probs[target] / how many count
+#include <numeric>
 #include "ops/helpers.h"
+#include "ops/kernels.h"
+#include "ops/ops.h"
+#include "ops/rows.h"
 
 namespace hilt {
+namespace {
+
+struct CrossEntropy final : Function {
+  Tensor targets;               // i64 [rows]
+  Index count = 0, ignore = 0;  // on the CPU: how many are not `ignore`
+  Tensor share;                 // on a GPU: 1 / count
+  std::string_view name() const override { return "cross_entropy"; }
+
+  Tensor forward(const Tensor& logits) {
+    const Tensor x = dense(logits);
+    const Index rows = targets.numel();
+    const DType stat = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    Tensor y = empty({}, stat, x.device()), lse = empty({rows}, stat, x.device()),
+           losses = empty({rows}, DType::f64, x.device());
+    const std::int64_t* const target = targets.data<std::int64_t>();
+    double* const loss = losses.mutable_data<double>();
+    visit("cross_entropy", x, [&]<class T>(auto where) {
+      using W = wide_t<T>;
+      kernels::along_rows(
+          where, "cross_entropy",
+          kernels::CrossEntropy<T>{{rows, x.dim(-1)}, x.data<T>(), target, ignore, lse.mutable_data<W>(), loss});
+      if constexpr (is_cuda<decltype(where)>) {
+        share = empty_like(y);
+        kernels::mean_loss(where, loss, target, ignore, y.mutable_data<W>(), share.mutable_data<W>(), rows);
+      } else {
+        const double total = std::accumulate(loss, loss + rows, 0.0);
+        *y.mutable_data<W>() = static_cast<W>(count > 0 ? total / static_cast<double>(count) : 0);
+      }
+    });
+    if (wants(0)) save(x), save(lse);
+    return y;
+  }
+
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    const Tensor &x = saved(0), &lse = saved(1);
+    Tensor dx = empty_like(x);
+    visit("cross_entropy", x, [&]<class T>(auto where) {
+      using W = wide_t<T>;
+      const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;  // a GPU counts by itself
+      const W each = static_cast<W>(scale), whole = 1;
+      const auto* const target = targets.data<std::int64_t>();
+      kernels::CrossEntropyBackward<T> op{
+          {targets.numel(), x.dim(-1)}, x.data<T>(), target, ignore, lse.data<W>(), &each, &whole,
+          dx.mutable_data<T>()};
+      if constexpr (is_cuda<decltype(where)>) op.dy = dy.data<W>(), op.share = share.data<W>();
+      kernels::along_rows(where, "cross_entropy", op);
+    });
+    return {dx};
+  }
+};
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore) {
+  check(bool(logits) && logits.rank() >= 1 && logits.dim(-1) >= 1, "cross_entropy: logits must be [.., classes], got ",
+        logits.shape());
+  check(bool(targets) && (targets.dtype() == DType::i64 || targets.dtype() == DType::i32),
+        "cross_entropy: targets must be i32 or i64, got ", targets.dtype());
+  const Index classes = logits.dim(-1);
+  check(targets.rank() == logits.rank() - 1 && targets.numel() == logits.numel() / classes, "cross_entropy: targets ",
+        targets.shape(), " must have the shape of logits ", logits.shape(), " without the last axis");
+  check(targets.device() == logits.device(), "cross_entropy: targets are on ", targets.device(), ", logits on ",
+        logits.device(), "; move one with to()");
+  CrossEntropy fn;
+  fn.targets = dense(to(targets, DType::i64));
+  fn.ignore = ignore;
+  const std::int64_t* const target = fn.targets.data<std::int64_t>();
+  // On a GPU to look at the targets would be to wait; the kernel takes care.
+  for (Index i = 0; i < fn.targets.numel() && logits.device().is_cpu(); ++i) {
+    if (target[i] == ignore) continue;
+    check(target[i] >= 0 && target[i] < classes, "cross_entropy: target ", target[i], " at position ", i,
+          " is outside 0..", classes - 1);
+    ++fn.count;
+  }
+  return apply(std::move(fn), logits);
+}
 
 static void check_targets(const char* op, const char* name, const Tensor& y, const Tensor& target) {
   check_alike(op, name, y, "the target", target);

@@ -3,6 +3,7 @@
 // A factor is read in place if one of its last two strides is 1: a transposed view costs nothing.
 // Where b is one matrix for the whole batch (a weight), a's batch is just more rows: one product.
 #include <algorithm>
+#include "core/strided.h"
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"
@@ -23,23 +24,15 @@ struct Batches {  // the leading axes of a and b, broadcast, and where each prod
   std::vector<Index> a, b;
 
   Batches(const Tensor& x, const Tensor& y) {
-    const auto lead = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().end() - 2)); };
-    shape = broadcast("matmul", lead(x), lead(y));
-    a = offsets(x), b = offsets(y);
-  }
-
- private:
-  std::vector<Index> offsets(const Tensor& t) const {
-    std::vector<Index> at(static_cast<std::size_t>(shape.numel()));
-    for (std::size_t i = 0; i < at.size(); ++i) {
-      auto rest = static_cast<Index>(i);
-      for (int axis = 1; axis <= shape.rank(); ++axis) {
-        const Index where = rest % shape[-axis];
-        rest /= shape[-axis];
-        if (axis <= t.rank() - 2 && t.dim(-axis - 2) != 1) at[i] += where * t.stride(-axis - 2);
-      }
-    }
-    return at;
+    const auto lead = [](const Tensor& t) {
+      return as_strided(t, Shape(std::span(t.shape().begin(), t.shape().end() - 2)), t.strides(), t.offset());
+    };
+    shape = broadcast("matmul", lead(x).shape(), lead(y).shape());
+    const Runs<2> runs(
+        shape, {broadcast_to("matmul", lead(x), shape).strides(), broadcast_to("matmul", lead(y), shape).strides()});
+    runs.for_rows(0, runs.rows, [&](const std::array<Index, 2>& at) {
+      for (Index i = 0; i < runs.run; ++i) a.push_back(at[0] + i * runs.step[0]), b.push_back(at[1] + i * runs.step[1]);
+    });
   }
 };
 
@@ -54,14 +47,10 @@ Tensor product(const Tensor& x, const Tensor& y) {
   if (k == 0) return zeros(shape, x.dtype(), x.device());
   Tensor out = empty(shape, type, x.device());
   if (out.numel() == 0) return to(out, x.dtype());
-  visit("matmul", a, [&]<class T>(auto where) {
-    const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
-    const auto run = [&]<class At>(At device) {
-      kernels::gemm_batched<T>(device, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),
-                               {out.mutable_data<kernels::product_t<T, At>>(), n, 1});
-    };
-    if constexpr (is_cuda<decltype(where)>) run(where);
-    else if constexpr (!std::is_same_v<T, f16>) run(Cpu{});
+  const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
+  kernels::visit_factors("matmul", a, [&]<class T, class At>(At where) {
+    kernels::gemm_batched<T>(where, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),
+                             {out.mutable_data<kernels::product_t<T, At>>(), n, 1});
   });
   return to(out, x.dtype());
 }

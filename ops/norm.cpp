@@ -6,6 +6,7 @@
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
+#include "ops/rows.h"
 
 namespace hilt {
 namespace {
@@ -19,20 +20,23 @@ struct Norm final : Function {
   Norm(bool has_mean, double e) : centered(has_mean), epsilon(e) {}
   std::string_view name() const override { return centered ? "layer_norm" : "rms_norm"; }
 
-  Tensor forward(const Tensor& x, const Tensor& w) { return run(x, w, nullptr); }
-  Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b) { return run(x, w, &b); }
-
-  Tensor run(const Tensor& in, const Tensor& weight, const Tensor* bias) {
-    const Tensor x = dense(in), w = dense(weight), b = bias ? dense(*bias) : Tensor{};
+  Tensor forward(const Tensor& in, const Tensor& weight, const Tensor& bias) {
+    const Tensor x = dense(in), w = dense(weight), b = bias ? dense(bias) : bias;
     const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0;
     const DType stat = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
     Tensor y = empty_like(x), mean = empty({centered ? rows : 0}, stat, x.device()),
            rstd = empty({rows}, stat, x.device());
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      const kernels::NormRows<T> all{x.data<T>(), w.data<T>(), bias ? b.data<T>() : nullptr, rows, cols};
-      kernels::norm(where, all, y.mutable_data<T>(), centered ? mean.mutable_data<W>() : nullptr,
-                    rstd.mutable_data<W>(), epsilon);
+      const kernels::Norm<T> op{{rows, cols},
+                                x.data<T>(),
+                                w.data<T>(),
+                                b ? b.data<T>() : nullptr,
+                                y.mutable_data<T>(),
+                                centered ? mean.mutable_data<W>() : nullptr,
+                                rstd.mutable_data<W>(),
+                                epsilon};
+      kernels::along_rows(where, "norm", op);
     });
     if (wants_any())
       for (const Tensor& t : {x, w, mean, rstd}) save(t);
@@ -43,32 +47,29 @@ struct Norm final : Function {
     const Tensor &x = saved(0), &w = saved(1), &mean = saved(2), &rstd = saved(3);
     const Tensor dy = dense(gradient);
     const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0;
-    std::vector<Tensor> d(centered ? 3 : 2);  // of x, w and b
+    std::vector<Tensor> d(3);  // of x, w and b
     if (wants(0)) d[0] = empty_like(x);
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      const kernels::NormKept<T> all{x.data<T>(),    w.data<T>(), centered ? mean.data<W>() : nullptr,
-                                     rstd.data<W>(), rows,        cols};
-      const T* const g = dy.data<T>();
       const auto to_write = [](Tensor& t) { return t ? t.mutable_data<T>() : nullptr; };
+      const kernels::NormBackward<T> op{
+          {rows, cols},   x.data<T>(),  w.data<T>(),   centered ? mean.data<W>() : nullptr,
+          rstd.data<W>(), dy.data<T>(), to_write(d[0])};
       if constexpr (is_cuda<decltype(where)>) {
-        Tensor none, partial = empty({2, kGpuRowPieces, wants(1) || wants(2) ? cols : 0}, DType::f32, x.device());
+        if (op.dx) kernels::along_rows(where, "norm", op);
+        Tensor partial = empty({2, kGpuRowPieces, wants(1) || wants(2) ? cols : 0}, DType::f64, x.device());
         for (std::size_t i = 1; i < d.size(); ++i)
           if (wants(i)) d[i] = empty({cols}, x.dtype(), x.device());
-        kernels::norm_backward(where, all, g, to_write(d[0]), to_write(d[1]), to_write(centered ? d[2] : none),
-                               partial.mutable_data<float>(), kGpuRowPieces);
+        kernels::norm_columns(where, op, to_write(d[1]), to_write(d[2]), partial.mutable_data<double>(), kGpuRowPieces);
       } else {
         const Index per_piece = (rows + kRowPieces - 1) / kRowPieces;
         Tensor dw = zeros({kRowPieces, wants(1) ? cols : 0}, rstd.dtype()),
                db = zeros({kRowPieces, wants(2) ? cols : 0}, rstd.dtype());
-        T* const out = to_write(d[0]);
         W *const sum_w = dw.mutable_data<W>(), *const sum_b = db.mutable_data<W>();
         parallel_each(kRowPieces, 1, [&](Index piece) {
-          const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r), at = r * cols;
-          const kernels::NormKept<T> part{all.x + at, all.w, all.mean ? all.mean + r : nullptr, all.rstd + r, n, cols};
-          kernels::norm_rows_backward(where, part, g + at, out ? out + at : nullptr,
-                                      wants(1) ? sum_w + piece * cols : nullptr,
-                                      wants(2) ? sum_b + piece * cols : nullptr);
+          kernels::norm_rows_backward(
+              where, op, std::min(piece * per_piece, rows), std::min((piece + 1) * per_piece, rows),
+              wants(1) ? sum_w + piece * cols : nullptr, wants(2) ? sum_b + piece * cols : nullptr);
         });
         if (wants(1)) d[1] = to(sum(dw, {0}), w.dtype());
         if (wants(2)) d[2] = to(sum(db, {0}), w.dtype());
@@ -96,7 +97,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
   check_norm("rms_norm", x, "weight", weight, epsilon);
-  return apply(Norm(false, epsilon), x, weight);
+  return apply(Norm(false, epsilon), x, weight, Tensor{});
 }
 
 }  // namespace hilt

@@ -12,23 +12,29 @@ namespace hilt {
 
 constexpr Index kSquares = 1 << 14;
 
-static void check_state(const char* op, const char* name, const Tensor& state, const Tensor& w, DType dtype) {
-  check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.device() == w.device() &&
-            state.is_contiguous(),
-        op, ": ", name, " must be a dense ", dtype, w.shape(), " on ", w.device(), ", got ", state.dtype(),
-        state.shape());
-}
-
-static void check_rate(const char* op, double lr, double weight_decay) {
-  check(std::isfinite(lr) && lr >= 0, op, ": learning rate ", lr, " must be finite and not negative");
-  check(std::isfinite(weight_decay) && weight_decay >= 0, op, ": weight decay ", weight_decay,
+static void check_rate(double lr, double weight_decay) {
+  check(std::isfinite(lr) && lr >= 0, "adamw_step: learning rate ", lr, " must be finite and not negative");
+  check(std::isfinite(weight_decay) && weight_decay >= 0, "adamw_step: weight decay ", weight_decay,
         " must be finite and not negative");
 }
 
-static void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
-  check_alike(op, "w", w, "dw", dw);
-  check(w.shape() == dw.shape(), op, ": w is ", w.shape(), ", its gradient is ", dw.shape());
-  check(w.is_contiguous(), op, ": w ", w.shape(), " must be dense: it is written in place");
+static void check_update(const AdamWUpdate& u) {
+  const Tensor& w = *u.w;
+  check_alike("adamw_step", "w", w, "dw", u.dw);
+  check(w.shape() == u.dw.shape(), "adamw_step: w is ", w.shape(), ", its gradient is ", u.dw.shape());
+  check(w.is_contiguous(), "adamw_step: w ", w.shape(), " must be dense: it is written in place");
+  const bool narrow = size_of(w.dtype()) == 2;
+  const DType type = narrow ? DType::f32 : w.dtype();
+  const auto check_state = [&](const char* name, const Tensor& state) {
+    check(bool(state) && state.shape() == w.shape() && state.dtype() == type && state.device() == w.device() &&
+              state.is_contiguous(),
+          "adamw_step: ", name, " must be a dense ", type, w.shape(), " on ", w.device(), ", got ", state.dtype(),
+          state.shape());
+  };
+  check_state("m", *u.m);
+  check_state("v", *u.v);
+  check(!u.master || narrow, "adamw_step: a master copy is for 16-bit parameters, w is ", w.dtype());
+  if (u.master) check_state("master", *u.master);
 }
 
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& o, Tensor* master) {
@@ -37,17 +43,8 @@ void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, c
 }
 
 void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o, const Clip& clip) {
-  check_rate("adamw_step", o.lr, o.weight_decay);
-  for (const AdamWUpdate& u : updates) {
-    check_rate("adamw_step", o.lr, u.weight_decay);
-    check_parameter("adamw_step", *u.w, u.dw);
-    const bool narrow = size_of(u.w->dtype()) == 2;
-    const DType state = narrow ? DType::f32 : u.w->dtype();
-    check_state("adamw_step", "m", *u.m, *u.w, state);
-    check_state("adamw_step", "v", *u.v, *u.w, state);
-    check(!u.master || narrow, "adamw_step: a master copy is for 16-bit parameters, w is ", u.w->dtype());
-    if (u.master) check_state("adamw_step", "master", *u.master, *u.w, state);
-  }
+  check_rate(o.lr, o.weight_decay);
+  for (const AdamWUpdate& u : updates) check_rate(o.lr, u.weight_decay), check_update(u);
   check(step >= 1, "adamw_step: step ", step, " must count from 1");
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2,
         " must be in [0, 1)");
@@ -111,37 +108,30 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
     pieces += pieces_of(x);
   }
   Tensor sums = empty({pieces}, DType::f64, device), norm = empty({}, DType::f64, device);
-  double* const sum = sums.mutable_data<double>();
+  double* sum = sums.mutable_data<double>();  // of the next tensor
   double total = 0;
-  std::vector<kernels::SquaresPart> on_gpu;  // of one type
-  std::vector<Tensor> kept;                  // until their kernel has been started
-  for (Index k = 0, first = 0, started = 0; k < std::ssize(all); ++k) {
-    const auto at = static_cast<std::size_t>(k);
-    const Tensor x = dense(all[at]);
+  std::vector<kernels::SquaresPart> parts;
+  std::vector<Tensor> kept;  // until their kernel has been started
+  for (const Tensor& gradient : all) {
+    const Tensor x = kept.emplace_back(dense(gradient));
+    parts.push_back({x.raw(), sum, x.numel(), x.dtype()});
     visit("global_norm", x, [&]<class T>(auto where) {
-      const T* const p = x.data<T>();
-      if constexpr (is_cuda<decltype(where)>) {
-        on_gpu.push_back({p, x.numel()});
-        kept.push_back(x);
-        if (at + 1 < all.size() && all[at + 1].dtype() == x.dtype()) return;
-        kernels::sums_of_squares<T>(where, on_gpu, sum + started, kSquares);
-        started = first + pieces_of(x);
-        on_gpu.clear(), kept.clear();
-      } else {
+      if constexpr (!is_cuda<decltype(where)>) {
+        const T* const p = x.data<T>();
         parallel_each(pieces_of(x), 1, [&](Index i) {
-          sum[first + i] =
-              kernels::sum_of_squares(where, p + i * kSquares, std::min(kSquares, x.numel() - i * kSquares));
+          sum[i] = kernels::sum_of_squares(where, p + i * kSquares, std::min(kSquares, x.numel() - i * kSquares));
         });
-        total += std::accumulate(sum + first, sum + first + pieces_of(x), 0.0);
+        total += std::accumulate(sum, sum + pieces_of(x), 0.0);
       }
     });
-    first += pieces_of(x);
+    sum += pieces_of(x);
   }
   check(!loss || (loss.numel() == 1 && loss.device() == device), "norm_of: the loss must be one number on ", device);
   const Tensor exact_loss = loss ? to(loss, device.is_cpu() ? DType::f64 : DType::f32) : loss;
   if constexpr (kHasCuda)
     if (device.is_cuda()) {
-      kernels::norm_of_sums(cuda_of(device), sum, pieces, loss ? exact_loss.data<float>() : nullptr,
+      kernels::sums_of_squares(cuda_of(device), parts, kSquares);
+      kernels::norm_of_sums(cuda_of(device), sums.data<double>(), pieces, loss ? exact_loss.data<float>() : nullptr,
                             norm.mutable_data<double>());
       return norm;
     }

@@ -1,6 +1,6 @@
 // Optimizer steps on a GPU: a thread an element with its state, dozens of tensors in one launch.
+#include <algorithm>
 #include <cmath>
-#include <limits>
 #include "core/cuda/pack.cuh"
 #include "ops/kernels.h"
 
@@ -9,81 +9,67 @@ namespace {
 
 using namespace cuda;
 
-/// The tensors of one launch, as many as 4 KiB of parameters hold; each has its own run of blocks.
+/// The tensors of one launch, as many as 4 KiB of parameters hold: blockIdx.y says whose a block is.
 template <class P, int kMost> struct Parts {
-  int count = 0;
-  int first_block[kMost + 1] = {};
   P part[kMost];
 
-  /// start(parts) for all of these, as many at a time as there is room for.
+  /// start(parts, grid) for all of these, of which a block takes so many elements at a time.
   template <class F> static void in_launches(std::span<const P> all, Index elements_of_block, F&& start) {
-    Parts some;
-    for (const P& p : all) {
-      const Index begin = some.first_block[some.count], blocks = (p.n + elements_of_block - 1) / elements_of_block;
-      if (some.count == kMost || begin + blocks > std::numeric_limits<int>::max()) start(some), some.count = 0;
-      some.part[some.count] = p;
-      some.first_block[some.count + 1] = some.first_block[some.count] + static_cast<int>(blocks);
-      ++some.count;
+    constexpr Index kBlocks = 1024;  // of one tensor; they stride over what exceeds this
+    for (std::size_t first = 0; first < all.size(); first += kMost) {
+      const auto some = all.subspan(first, std::min(all.size() - first, std::size_t{kMost}));
+      Parts parts;
+      std::ranges::copy(some, parts.part);
+      const Index longest = std::ranges::max(some, {}, &P::n).n,
+                  blocks = std::min(kBlocks, (longest + elements_of_block - 1) / elements_of_block);
+      start(parts, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(some.size())));
     }
-    start(some);
-  }
-  dim3 grid() const { return dim3(static_cast<unsigned>(first_block[count])); }
-  /// The last one that begins at or before this block.
-  __device__ int mine() const {
-    int at = 0, end = count;
-    while (end - at > 1) {
-      const int middle = (at + end) / 2;
-      (first_block[middle] <= static_cast<int>(blockIdx.x) ? at : end) = middle;
-    }
-    return at;
   }
 };
-constexpr Index kUpdated = 8 * kThreads;  // elements of a block
+constexpr Index kUpdated = 8 * kThreads;  // elements of a block at a time
 
 using Updates = Parts<AdamWPart, 56>;
-using Squares = Parts<SquaresPart, 192>;
-struct Rates {
-  float b1, b2, a1, a2, rate, c2, epsilon, scale;
-  const double* norm;
-  double max_norm;
-};
+using Squares = Parts<SquaresPart, 120>;
 
-template <class T> __global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
-  const int at = all.mine();
-  const AdamWPart& p = all.part[at];
-  float scale = s.scale;
+template <class T>
+__global__ void adamw_kernel(const __grid_constant__ AdamWStep s, const double* norm_of_all, double max_norm,
+                             const __grid_constant__ Updates all) {
+  const AdamWPart& p = all.part[blockIdx.y];
+  const AdamWElement<float> of(s);
   const float shrink = static_cast<float>(p.shrink);
-  if (s.norm) {
-    const double norm = *s.norm;
+  float scale = static_cast<float>(s.scale);
+  if (norm_of_all) {
+    const double norm = *norm_of_all;
     if (!isfinite(norm)) return;
-    if (s.max_norm > 0 && norm * s.scale > s.max_norm) scale = static_cast<float>(s.max_norm / norm);
+    if (max_norm > 0 && norm * scale > max_norm) scale = static_cast<float>(max_norm / norm);
   }
-  const Index begin = (blockIdx.x - all.first_block[at]) * kUpdated, stop = min(begin + kUpdated, p.n);
   T* const w = static_cast<T*>(p.w);
   const T* const dw = static_cast<const T*>(p.dw);
 #pragma unroll 4
-  for (Index i = begin + threadIdx.x; i < stop; i += kThreads) {
-    const float g = static_cast<float>(dw[i]) * scale, weight = p.exact ? p.exact[i] : static_cast<float>(w[i]);
-    const float mean = s.b1 * p.m[i] + s.a1 * g, square = s.b2 * p.v[i] + s.a2 * g * g;
-    const float next = weight - (shrink * weight + s.rate * mean / (sqrtf(square * s.c2) + s.epsilon));
-    p.m[i] = mean, p.v[i] = square;
+  for (Index i = first_element(); i < p.n; i += element_step()) {
+    const float weight = p.exact ? p.exact[i] : static_cast<float>(w[i]);
+    const float next = of.next(weight, static_cast<float>(dw[i]) * scale, shrink, p.m[i], p.v[i]);
     if (p.exact) p.exact[i] = next;
     w[i] = static_cast<T>(next);
   }
 }
 
-template <class T> __global__ void squares_kernel(const __grid_constant__ Squares all, double* sums, Index piece) {
-  const int at = all.mine();
-  const T* const x = static_cast<const T*>(all.part[at].x);
-  const Index begin = (blockIdx.x - all.first_block[at]) * piece, end = min(begin + piece, all.part[at].n);
-  double sum = 0;
+__global__ void squares_kernel(const __grid_constant__ Squares all, Index piece) {
+  const SquaresPart& p = all.part[blockIdx.y];
+  for (Index k = blockIdx.x; k * piece < p.n; k += gridDim.x) {
+    const Index end = min((k + 1) * piece, p.n);
+    double sum = with_type(p.type, [&]<class T>() {
+      double mine = 0;
 #pragma unroll 4
-  for (Index i = begin + threadIdx.x; i < end; i += kThreads) {
-    const double v = static_cast<double>(static_cast<float>(x[i]));
-    sum += v * v;
+      for (Index i = k * piece + threadIdx.x; i < end; i += kThreads) {
+        const double v = static_cast<double>(static_cast<float>(static_cast<const T*>(p.x)[i]));
+        mine += v * v;
+      }
+      return mine;
+    });
+    sum = block_reduce<Sum>(sum, 0.0);
+    if (threadIdx.x == 0) p.sums[k] = sum;
   }
-  sum = block_reduce<Sum>(sum, 0.0);
-  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
 __global__ void norm_kernel(const double* sums, Index pieces, const float* loss, double* norm) {
@@ -97,18 +83,13 @@ __global__ void norm_kernel(const double* sums, Index pieces, const float* loss,
 
 template <class T, class At>
 void adamw_all(At where, const AdamWStep& s, const double* norm, double max_norm, std::span<const AdamWPart> all) {
-  const auto f = [](double x) { return static_cast<float>(x); };
-  const Rates rates{f(s.beta1),       f(s.beta2),   f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1),
-                    f(s.correction2), f(s.epsilon), f(s.scale),     norm,           max_norm};
-  Updates::in_launches(all, kUpdated, [&](const Updates& some) {
-    launch("adamw_step", where, adamw_kernel<T>, some.grid(), kThreads, 0, rates, some);
+  Updates::in_launches(all, kUpdated, [&](const Updates& some, dim3 grid) {
+    launch("adamw_step", where, adamw_kernel<T>, grid, kThreads, 0, s, norm, max_norm, some);
   });
 }
-template <class T, class At>
-void sums_of_squares(At where, std::span<const SquaresPart> all, double* sums, Index piece) {
-  Squares::in_launches(all, piece, [&](const Squares& some) {
-    launch("global_norm", where, squares_kernel<T>, some.grid(), kThreads, 0, some, sums, piece);
-    sums += some.first_block[some.count];
+void sums_of_squares(Cuda where, std::span<const SquaresPart> all, Index piece) {
+  Squares::in_launches(all, piece, [&](const Squares& some, dim3 grid) {
+    launch("global_norm", where, squares_kernel, grid, kThreads, 0, some, piece);
   });
 }
 
@@ -117,6 +98,5 @@ void norm_of_sums(Cuda where, const double* sums, Index pieces, const float* los
 }
 
 HILT_GPU_KERNEL(adamw_all)
-HILT_GPU_KERNEL(sums_of_squares)
 
 }  // namespace hilt::kernels

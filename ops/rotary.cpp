@@ -10,60 +10,46 @@
 namespace hilt {
 namespace {
 
-struct Table {  // [2, L, D / 2]: cosines, sines; on a GPU a tensor made once, because bringing it is waiting
-  std::vector<float> narrow;
-  std::vector<double> wide;
-  Tensor there;
-  template <class W> const W* numbers() const {
-    if (there) return there.data<W>();
-    if constexpr (std::is_same_v<W, float>) return narrow.data();
-    else return wide.data();
-  }
-};
 struct Angles {
   std::vector<std::int64_t> positions;
   Index half;
   double base;
-  bool is_wide;
+  DType type;
   Device device;
   auto operator<=>(const Angles&) const = default;
 };
 
-std::shared_ptr<const Table> make_table(const Angles& a) {
+/// [2, L, D / 2]: cosines, sines.
+Tensor make_table(const Angles& a) {
   const auto length = std::ssize(a.positions);
-  Table t;
-  t.wide.resize(static_cast<std::size_t>(2 * length * a.half));
+  std::vector<double> table(static_cast<std::size_t>(2 * length * a.half));
   for (Index i = 0; i < a.half; ++i) {
     const double speed = std::pow(a.base, -static_cast<double>(i) / static_cast<double>(a.half));
     for (Index l = 0; l < length; ++l) {
       const double angle = static_cast<double>(a.positions[static_cast<std::size_t>(l)]) * speed;
-      t.wide[static_cast<std::size_t>(l * a.half + i)] = std::cos(angle);
-      t.wide[static_cast<std::size_t>((length + l) * a.half + i)] = std::sin(angle);
+      table[static_cast<std::size_t>(l * a.half + i)] = std::cos(angle);
+      table[static_cast<std::size_t>((length + l) * a.half + i)] = std::sin(angle);
     }
   }
-  if (a.is_wide) return std::make_shared<const Table>(std::move(t));
-  t.narrow.assign(t.wide.begin(), t.wide.end());
-  t.wide = {};
   const Lasting lasting;
-  if (a.device.is_cuda()) t.there = moved(from_values(t.narrow, {std::ssize(t.narrow)}), a.device);
-  return std::make_shared<const Table>(std::move(t));
+  return moved(converted(from_values(table, {std::ssize(table)}, DType::f64), a.type), a.device);
 }
 
-/// Layers turn by the same angles: the tables used last are kept.
-std::shared_ptr<const Table> table_of(const Angles& angles) {
-  static auto& recent = *new Recent<Angles, std::shared_ptr<const Table>>(8);  // outlives every device
+/// Layers turn by the same angles: the tables used last are kept, as to bring one to a GPU is to wait.
+Tensor table_of(const Angles& angles) {
+  static auto& recent = *new Recent<Angles, Tensor>(8);  // outlives every device
   return recent.get(angles, [&] { return make_table(angles); });
 }
 
 /// The first `turning` heads turned, by minus the angles where the sign is -1.
-Tensor turned(const Tensor& in, const Table& table, Index turning, int sign) {
+Tensor turned(const Tensor& in, const Tensor& table, Index turning, int sign) {
   const Tensor x = dense(in);
   Tensor y = empty_like(x);
   if (x.numel() == 0) return y;
   const Index length = x.dim(-3), heads = x.dim(-2), dim = x.dim(-1);
   visit("rotary", x, [&]<class T>(auto where) {
     const kernels::Rotation by{x.numel() / (length * heads * dim), length, heads, dim, turning, sign};
-    kernels::rotate(where, by, table.numbers<wide_t<T>>(), x.data<T>(), y.mutable_data<T>());
+    kernels::rotate(where, by, table.data<wide_t<T>>(), x.data<T>(), y.mutable_data<T>());
   });
   return y;
 }
@@ -81,10 +67,11 @@ Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positio
         "], got ", where.dtype(), where.shape());
   const Index turning = heads.value_or(x.dim(-2));
   check(turning >= 0 && turning <= x.dim(-2), "rotary: ", turning, " heads to turn of ", x.dim(-2));
-  const auto table = table_of({where.to_vector<std::int64_t>(), half, base, x.dtype() == DType::f64, x.device()});
+  const DType type = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Tensor table = table_of({where.to_vector<std::int64_t>(), half, base, type, x.device()});
   return apply_linear(
-      "rotary", x, [=](const Tensor& in) { return turned(in, *table, turning, 1); },
-      [=](const Tensor& dy) { return turned(dy, *table, turning, -1); });
+      "rotary", x, [=](const Tensor& in) { return turned(in, table, turning, 1); },
+      [=](const Tensor& dy) { return turned(dy, table, turning, -1); });
 }
 
 }  // namespace hilt

@@ -4,61 +4,55 @@
 //      L = logsumexp(x) = log sum e^x       dx = dL e^(x - L)               keeps x: L rounds, so it is formed again
 // A row of -inf alone has softmax NaN (0 / 0) and logsumexp -inf.
 #include "ops/helpers.h"
-#include "ops/kernels.h"
 #include "ops/ops.h"
+#include "ops/rows.h"
 
 namespace hilt {
 namespace {
 
-Index rows_of(const Tensor& x) { return x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0; }
+/// An op whose kernels are F and its gradient B. Where a row has one result, it keeps x, else y.
+template <template <class> class F, template <class> class B, bool kOneResult> struct AlongRows final : Function {
+  const char* const label;
+  explicit AlongRows(const char* op) : label(op) {}
+  std::string_view name() const override { return label; }
+  template <class T> static kernels::RowOp<T> rows_of(const Tensor& x) {
+    return {without_last(x.shape()).numel(), x.dim(-1)};
+  }
 
-enum class Kind { softmax, log_softmax, logsumexp };
-constexpr const char* kNames[] = {"softmax", "log_softmax", "logsumexp"};  // by Kind
-
-struct AlongRows final : Function {
-  const Kind kind;
-  explicit AlongRows(Kind k) : kind(k) {}
-  std::string_view name() const override { return kNames[static_cast<int>(kind)]; }
   Tensor forward(const Tensor& in) {
     const Tensor x = dense(in);
-    Tensor y = kind == Kind::logsumexp ? empty(without_last(x.shape()), x.dtype(), x.device()) : empty_like(x);
-    const Index rows = rows_of(x), cols = x.dim(-1);
-    visit(kNames[static_cast<int>(kind)], x, [&]<class T>(auto where) {
-      const T* const from = x.data<T>();
-      T* const to = y.mutable_data<T>();
-      if (kind == Kind::softmax) kernels::softmax(where, from, to, rows, cols);
-      else if (kind == Kind::log_softmax) kernels::log_softmax(where, from, to, rows, cols);
-      else kernels::logsumexp(where, from, to, y.numel(), cols);
+    Tensor y = kOneResult ? empty(without_last(x.shape()), x.dtype(), x.device()) : empty_like(x);
+    visit(label, x, [&]<class T>(auto where) {
+      kernels::along_rows(where, label, F<T>{{rows_of<T>(x), x.data<T>(), y.mutable_data<T>()}});
     });
-    if (wants(0)) save(kind == Kind::logsumexp ? x : y);
+    if (wants(0)) save(kOneResult ? x : y);
     return y;
   }
   std::vector<Tensor> backward(const Tensor& gradient) override {
     const Tensor &kept = saved(0), dy = dense(gradient);
     Tensor dx = empty_like(kept);
-    const Index rows = rows_of(kept), cols = kept.dim(-1);
-    visit(kNames[static_cast<int>(kind)], kept, [&]<class T>(auto where) {
-      const T *const from = kept.data<T>(), *const g = dy.data<T>();
-      T* const to = dx.mutable_data<T>();
-      if (kind == Kind::softmax) kernels::softmax_backward(where, from, g, to, rows, cols);
-      else if (kind == Kind::log_softmax) kernels::log_softmax_backward(where, from, g, to, rows, cols);
-      else kernels::logsumexp_backward(where, from, g, to, rows, cols);
+    visit(label, kept, [&]<class T>(auto where) {
+      kernels::along_rows(where, label, B<T>{{rows_of<T>(kept), kept.data<T>(), dy.data<T>(), dx.mutable_data<T>()}});
     });
     return {dx};
   }
 };
 
-Tensor along_rows(const Tensor& x, Kind kind) {
-  const char* const op = kNames[static_cast<int>(kind)];
+template <template <class> class F, template <class> class B, bool kOneResult = false>
+Tensor along_rows(const char* op, const Tensor& x) {
   check(bool(x) && x.rank() >= 1, op, ": needs at least one axis, got ", x ? x.shape() : Shape{});
   check_floats(op, x);
-  return apply(AlongRows(kind), x);
+  return apply(AlongRows<F, B, kOneResult>(op), x);
 }
 
 }  // namespace
 
-Tensor softmax(const Tensor& x) { return along_rows(x, Kind::softmax); }
-Tensor log_softmax(const Tensor& x) { return along_rows(x, Kind::log_softmax); }
-Tensor logsumexp(const Tensor& x) { return along_rows(x, Kind::logsumexp); }
+Tensor softmax(const Tensor& x) { return along_rows<kernels::Softmax, kernels::SoftmaxBackward>("softmax", x); }
+Tensor log_softmax(const Tensor& x) {
+  return along_rows<kernels::LogSoftmax, kernels::LogSoftmaxBackward>("log_softmax", x);
+}
+Tensor logsumexp(const Tensor& x) {
+  return along_rows<kernels::LogSumExp, kernels::LogSumExpBackward, true>("logsumexp", x);
+}
 
 }  // namespace hilt

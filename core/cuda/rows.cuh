@@ -10,6 +10,7 @@ constexpr int kRowWarps = 4;  // of a block whose rows belong to warps
 
 template <int kElements, bool kByWarp> struct Row {
   static constexpr int N = kElements;
+  static constexpr bool kRereads = false;  // what was written stays cheaper to form again
   Index index, cols;
   Index first, step;
 
@@ -19,6 +20,9 @@ template <int kElements, bool kByWarp> struct Row {
       step = kWarp * N;
     else index = blockIdx.x, first = threadIdx.x * N, step = blockDim.x * N;
   }
+  template <class T> __device__ T* of(T* x) const { return x + index * cols; }
+  /// a b, rounded by itself: fused, a term would not cancel against the mean of its likes.
+  __device__ static float product(float a, float b) { return __fmul_rn(a, b); }
   /// f(i) for each of this thread's packs, which begins at column i.
   template <class F> __device__ void each(F f) const {
     for (Index i = first; i < cols; i += step) f(i);
@@ -27,12 +31,14 @@ template <int kElements, bool kByWarp> struct Row {
     if constexpr (kByWarp) return warp_reduce<Op>(x);
     else return block_reduce<Op>(x, identity);
   }
-  /// The sum over the row of f(i, e), element e of the pack at i, which `prepare(i)` loads.
-  template <class Prepare, class F> __device__ float sum(Prepare prepare, F f) const {
+  /// The sum over the row of f(x[i], ..).
+  template <class F, class... T> __device__ float sum(F f, const T*... x) const {
     float total = 0;
     each([&](Index i) {
-      const auto pack = prepare(i);
-      for (int e = 0; e < N; ++e) total += f(pack, e);
+      const auto add = [&](const auto&... packs) {
+        for (int e = 0; e < N; ++e) total += f(packs[e]...);
+      };
+      add(load<N>(x + i)...);
     });
     return reduce<Sum>(total, 0.0f);
   }
@@ -44,6 +50,18 @@ template <int kElements, bool kByWarp> struct Row {
     });
     return reduce<Larger>(top, -INFINITY);
   }
+  /// to[i] = f(x[i], ..), each by the thread that owns it.
+  template <class Y, class F, class... T> __device__ void map(Y* to, F f, const T*... x) const {
+    each([&](Index i) {
+      const auto mapped = [&](const auto&... packs) {
+        Floats<N> y;
+        for (int e = 0; e < N; ++e) y.x[e] = f(packs[e]...);
+        return y;
+      };
+      store(to + i, mapped(load<N>(x + i)...));
+    });
+  }
+  __device__ bool owns(Index i) const { return i / N * N % step == first; }
   __device__ bool leads() const { return first == 0; }
 };
 

@@ -4,7 +4,6 @@
 // 109), Eigen on SSE2 with 1024 x 384 x 384 floats 38 and 31.
 #include "ops/gemm/gemm.h"
 #include <algorithm>
-#include <new>
 #include "core/strided.h"
 
 namespace hilt::kernels {
@@ -16,7 +15,6 @@ namespace {
 // 1536 x 384 cost nothing, 16 of 2048^3 10 % (4: 2 %), so a deep product is cut into large tiles.
 constexpr Index kTask = Index{1} << 21, kReadRows = 16, kMaxTiles = 16;
 constexpr Index kDeep = 1024, kFewTiles = 4, kLargeTile = 1024;
-constexpr std::size_t kAlignment = 64;
 constexpr Index kTileStep = 64;  // tiles start at multiples of this: whole micro-kernels, whole cache lines
 
 struct Tiles {
@@ -50,20 +48,19 @@ struct Tiles {
   }
 };
 
-/// Room to pack a factor: one a thread, kept, since products come one after the other.
+/// Where to pack a factor: one a thread, kept, since products come one after the other.
 void* scratch() {
-  struct Free {
-    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
+  struct alignas(64) CacheLine {
+    std::byte bytes[64];
   };
-  thread_local std::unique_ptr<std::byte, Free> room;
-  if (!room) room.reset(static_cast<std::byte*>(::operator new (kGemmScratch, std::align_val_t{kAlignment})));
-  return room.get();
+  thread_local std::vector<CacheLine> kept(kGemmScratch / sizeof(CacheLine));
+  return kept.data();
 }
 
-/// Products that start from what `start` says, tile by tile.
+/// Products that start from a bias and a residual, tile by tile.
 template <class T>
 void tiled_products(const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
-                    MatrixRef<wide_t<T>> c, Start<wide_t<T>> start) {
+                    MatrixRef<wide_t<T>> c, const Extras<wide_t<T>>& start) {
   using W = wide_t<T>;
   const Tiles tiles(m, n, k);
   const Index per_product = tiles.down * tiles.across;
@@ -95,10 +92,11 @@ void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T
 }
 
 template <class T, class At>
-void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
-               Start<product_t<T, At>> start) {
+bool gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
+               const Extras<product_t<T, At>>& extras) {
   constexpr Index kAt = 0;
-  tiled_products<T>({1, &kAt, &kAt, 0}, m, n, k, a, b, c, start);
+  tiled_products<T>({1, &kAt, &kAt, 0}, m, n, k, a, b, c, extras);
+  return true;
 }
 template <class T, class At>
 void gemm_batched(At, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,

@@ -21,6 +21,14 @@ inline DType factor_type(const Tensor& x) {
 }
 template <class T, class At> using product_t = std::conditional_t<is_cuda<At>, T, wide_t<T>>;
 
+/// f.operator()<T>(where) for the type of factors and where their product is made.
+template <class F> void visit_factors(const char* op, const Tensor& factor, F&& f) {
+  visit(op, factor, [&]<class T>(auto where) {
+    if constexpr (is_cuda<decltype(where)>) f.template operator()<T>(where);
+    else if constexpr (!std::is_same_v<T, f16>) f.template operator()<T>(Cpu{});
+  });
+}
+
 /// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; of factor_type(), on
 /// the calling thread alone. Every large product on the CPU comes through here, to cpu_gemm.
 template <class T, class At>
@@ -37,25 +45,22 @@ template <class T> struct CpuProduct {
 };
 template <class T, class At> void cpu_gemm(At, const CpuProduct<T>& product, void* scratch);
 
-/// C = A B + start, cut into tiles and run on several threads as gemm_batched does. start: a row
-/// `bias` and a matrix `residual`, either of which may be null. On a GPU 16-bit C is rounded once.
-template <class T> struct Start {
+/// What a product starts from and how it ends, each where it is not null: a row `bias` and a matrix
+/// `residual` are added. On a GPU alone: with `gelu` C is gelu_tanh of that, and what stands before
+/// goes to `before`, laid out as C, which is dense then; the columns of B are summed into sums [n],
+/// so that A = x^T and B = dy give both gradients of a layer.
+template <class T> struct Extras {
   const T* bias = nullptr;
   MatrixRef<const T> residual{nullptr, 0, 1};
+  bool gelu = false;
+  T *before = nullptr, *sums = nullptr;
 };
+/// C = A B with these, cut into tiles and run on several threads as gemm_batched does. On a GPU
+/// 16-bit C is rounded once. False, with nothing written, where the library has no kernel that ends
+/// so; it always adds.
 template <class T, class At>
-void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
-               Start<product_t<T, At>> start);
-/// On a GPU: C = gelu_tanh(A B + bias) with C dense; what stands before gelu goes to `before`, laid
-/// out as C, unless that is null, as bias may be. False, with nothing written, where the library
-/// has no kernel that ends so.
-template <class T, class At>
-bool gemm_gelu(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, const T* bias,
-               T* before);
-/// On a GPU: C = A B, and the columns of B summed into sums [n]: with A = x^T and B = dy, both
-/// gradients of a layer. False, with nothing written, likewise.
-template <class T, class At>
-bool gemm_with_sums(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, T* sums);
+bool gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
+               const Extras<product_t<T, At>>& extras);
 
 /// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes
 /// c at c + i * steps.c. Each is cut into tiles of C. On a GPU f32, and 16-bit factors.

@@ -26,20 +26,20 @@ constexpr Index kWorkspace = Index{32} << 20;  // bytes: what its documentation 
 constexpr std::size_t kMaxDevices = 64;
 
 /// What cuBLASLt's choice of a kernel depends on.
-struct Kind {
+struct ProductKey {
   Index m, n, k, lda, ldb, ldc, ld_start;
   cudaDataType_t type;
   bool a_t, b_t;
   cublasLtEpilogue_t end;
   unsigned alignment;
-  auto operator<=>(const Kind&) const = default;
+  auto operator<=>(const ProductKey&) const = default;
 };
 
 struct Library {
   cublasHandle_t handle = nullptr;
   cublasLtHandle_t light = nullptr;
   void* stream = nullptr;
-  std::map<Kind, std::optional<cublasLtMatmulAlgo_t>> chosen;  // none: there is no such kernel
+  std::map<ProductKey, std::optional<cublasLtMatmulAlgo_t>> chosen;  // none: there is no such kernel
   Tensor workspace;
 };
 
@@ -103,85 +103,49 @@ template <class T> Index line(const MatrixRef<T>& x, Index rows, Index columns) 
   return x.column == 1 ? std::max(x.row, columns) : std::max(x.column, rows);
 }
 
-/// What cuBLASLt makes and has to be told to destroy.
-template <class T, cublasStatus_t (*kDestroy)(T)> struct Owned {
-  T handle = nullptr;
-  Owned() = default;
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  ~Owned() {
-    if (handle) kDestroy(handle);
-  }
-};
-using Product = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
-
 /// The power of two, up to 16 bytes, that divides all of these addresses.
 template <class... P> unsigned alignment_of(const P*... p) {
   return 1U << std::min(4, std::countr_zero((std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(p))));
 }
 
-/// C = A B + residual, unless that is null, with what the library calls an epilogue: `end` says
-/// which, `row` is the bias it reads or the sums it writes, `before` what it writes beside C.
-/// Whether cuBLASLt has a kernel for it; without one nothing is written.
-template <class T>
-bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-                 MatrixRef<const T> residual, cublasLtEpilogue_t end, const T* row, T* before) {
-  cuda::check_alive(where.device);
-  const Locked library = library_of(where);
-  const MatrixRef<const T> from = residual.data ? residual : MatrixRef<const T>{c.data, c.row, c.column};
-  const unsigned alignment = alignment_of(a.data, b.data, c.data, from.data, row, before);
-  const Kind kind{
-      m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1, end, alignment};
-  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {
-    check_library(
-        cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
-                                   static_cast<std::uint64_t>(transposed ? columns : rows), leading),
-        where);
-  };
-  Layout of_a, of_b, of_c, of_start;
-  layout(of_a, kind.a_t, m, k, kind.lda), layout(of_b, kind.b_t, k, n, kind.ldb), layout(of_c, false, m, n, kind.ldc);
-  layout(of_start, false, m, n, kind.ld_start);
-  Product product;
-  check_library(cublasLtMatmulDescCreate(&product.handle, compute_in<T>(), CUDA_R_32F), where);
-  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
-    check_library(cublasLtMatmulDescSetAttribute(product.handle, name, &value, sizeof value), where);
-  };
-  set(CUBLASLT_MATMUL_DESC_TRANSA, pick(kind.b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(kind.a_t));
-  set(CUBLASLT_MATMUL_DESC_EPILOGUE, kind.end);
-  if (row) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, row);
-  if (before)
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before),
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(c.row));
-  auto at = library->chosen.find(kind);
-  if (at == library->chosen.end()) {
-    Preference preference;
-    check_library(cublasLtMatmulPreferenceCreate(&preference.handle), where);
-    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
-      check_library(cublasLtMatmulPreferenceSetAttribute(preference.handle, name, &value, sizeof value), where);
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
-    for (auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-      prefer(name, kind.alignment);
-    cublasLtMatmulHeuristicResult_t best{};
-    int found = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(library->light, product.handle, of_b.handle, of_a.handle, of_start.handle,
-                                       of_c.handle, preference.handle, 1, &best, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_library(status, where);
-    at = library->chosen
-             .emplace(kind, status == CUBLAS_STATUS_SUCCESS && found > 0 ? std::optional(best.algo) : std::nullopt)
-             .first;
-  }
-  if (!at->second) return false;
-  const float one = 1, scale = residual.data ? 1.F : 0.F;
-  check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale,
-                               from.data, of_start.handle, c.data, of_c.handle, &*at->second,
-                               library->workspace.mutable_raw(), kWorkspace, static_cast<cudaStream_t>(where.stream)),
+cublasLtMatrixLayoutOpaque_t layout(cudaDataType_t type, bool transposed, Index rows, Index columns, Index leading,
+                                    Cuda where) {
+  cublasLtMatrixLayoutOpaque_t made;
+  check_library(cublasLtMatrixLayoutInit(&made, type, static_cast<std::uint64_t>(transposed ? rows : columns),
+                                         static_cast<std::uint64_t>(transposed ? columns : rows), leading),
                 where);
-  return true;
+  return made;
+}
+
+/// What the library calls an epilogue.
+template <class T> cublasLtEpilogue_t epilogue(const Extras<T>& x) {
+  if (x.sums) return CUBLASLT_EPILOGUE_BGRADA;
+  if (!x.gelu) return x.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  if (x.before) return x.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+  return x.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+}
+
+struct Operands {
+  cublasLtMatrixLayoutOpaque_t a, b, c, start;
+};
+/// cuBLASLt's choice for a product, none where it has no kernel for it.
+std::optional<cublasLtMatmulAlgo_t> choose(Cuda where, const Library& library, cublasLtMatmulDescOpaque_t& product,
+                                           Operands& of, unsigned alignment) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  check_library(cublasLtMatmulPreferenceInit(&preference), where);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+    check_library(cublasLtMatmulPreferenceSetAttribute(&preference, name, &value, sizeof value), where);
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
+  for (auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    prefer(name, alignment);
+  cublasLtMatmulHeuristicResult_t best{};
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library.light, &product, &of.b, &of.a, &of.start, &of.c,
+                                                               &preference, 1, &best, &found);
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_library(status, where);
+  return status == CUBLAS_STATUS_SUCCESS && found > 0 ? std::optional(best.algo) : std::nullopt;
 }
 
 }  // namespace
@@ -210,33 +174,46 @@ void gemm_batched(At where, const BatchSteps& steps, Index m, Index n, Index k, 
 }
 
 template <class T, class At>
-void gemm_onto(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
-               MatrixRef<product_t<T, At>> c, Start<product_t<T, At>> start) {
-  const auto end = start.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  if (!try_product<T>(where, m, n, k, a, b, c, start.residual, end, start.bias, nullptr))
-    check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
-}
-
-template <class T, class At>
-bool gemm_gelu(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-               const T* bias, T* before) {
-  constexpr Index kStep = 8;  // what it writes beside C has rows of whole steps
-  if (before && (n % kStep != 0 || alignment_of(before) < 16)) return false;
-  const auto end = before ? (bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX)
-                          : (bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU);
-  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, end, bias, before);
-}
-
-template <class T, class At>
-bool gemm_with_sums(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-                    T* sums) {
-  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums, nullptr);
+bool gemm_onto(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
+               MatrixRef<product_t<T, At>> c, const Extras<product_t<T, At>>& extras) {
+  constexpr Index kStep = 8;  // what is written beside C has rows of whole steps
+  if (extras.before && (n % kStep != 0 || alignment_of(extras.before) < 16)) return false;
+  cuda::check_alive(where.device);
+  const Locked library = library_of(where);
+  const bool starts = extras.residual.data, a_t = a.column != 1, b_t = b.column != 1;
+  const MatrixRef<const T> from = starts ? extras.residual : MatrixRef<const T>{c.data, c.row, c.column};
+  const T* const row = extras.sums ? extras.sums : extras.bias;  // written, or read
+  const unsigned alignment = alignment_of(a.data, b.data, c.data, from.data, row, extras.before);
+  const ProductKey key{m,        n,        k,   line(a, m, k), line(b, k, n),    c.row,
+                       from.row, kType<T>, a_t, b_t,           epilogue(extras), alignment};
+  Operands of{layout(key.type, a_t, m, k, key.lda, where), layout(key.type, b_t, k, n, key.ldb, where),
+              layout(key.type, false, m, n, key.ldc, where), layout(key.type, false, m, n, key.ld_start, where)};
+  cublasLtMatmulDescOpaque_t product;
+  check_library(cublasLtMatmulDescInit(&product, compute_in<T>(), CUDA_R_32F), where);
+  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
+    check_library(cublasLtMatmulDescSetAttribute(&product, name, &value, sizeof value), where);
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, pick(b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(a_t));
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, key.end);
+  if (row) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, row);
+  if (extras.before) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, extras.before);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(c.row));
+  }
+  auto at = library->chosen.find(key);
+  if (at == library->chosen.end())
+    at = library->chosen.emplace(key, choose(where, *library.library, product, of, alignment)).first;
+  if (!at->second && !extras.gelu && !extras.sums) check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
+  if (!at->second) return false;
+  const float one = 1, scale = starts ? 1.F : 0.F;
+  check_library(cublasLtMatmul(library->light, &product, &one, b.data, &of.b, a.data, &of.a, &scale, from.data,
+                               &of.start, c.data, &of.c, &*at->second, library->workspace.mutable_raw(), kWorkspace,
+                               static_cast<cudaStream_t>(where.stream)),
+                where);
+  return true;
 }
 
 HILT_GPU_KERNEL(gemm_onto)
-HILT_GPU_KERNEL(gemm_with_sums)
 HILT_GPU_KERNEL(gemm_batched)
-HILT_KERNEL(gemm_gelu, bf16, Cuda)
-HILT_KERNEL(gemm_gelu, f16, Cuda)
 
 }  // namespace hilt::kernels

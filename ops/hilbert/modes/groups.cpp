@@ -9,6 +9,7 @@
 #include "ops/hilbert/call.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
+#include "ops/rows.h"
 
 namespace hilt {
 namespace {
@@ -310,8 +311,9 @@ struct GroupSoftmax final : Function {
     if (rows.chains.n > 0) return {mul(p, sub(d, rows.sums(mul(p, d))))};
     Tensor ds = empty_like(p);
     visit("softmax", p, [&]<class T>(auto where) {
-      kernels::softmax_backward(where, p.data<T>(), d.data<T>(), ds.mutable_data<T>(), p.numel() / p.dim(-1),
-                                p.dim(-1));
+      const kernels::RowOp<T> rows_of_p{p.numel() / p.dim(-1), p.dim(-1)};
+      kernels::along_rows(where, "softmax",
+                          kernels::SoftmaxBackward<T>{{rows_of_p, p.data<T>(), d.data<T>(), ds.mutable_data<T>()}});
     });
     return {ds};
   }
