@@ -11,7 +11,7 @@
 namespace hilt {
 namespace {
 
-const double kMinusInfinity = -std::numeric_limits<double>::infinity();
+const double kMasked = -std::numeric_limits<double>::infinity();  // a bias that masks, a sink that is none
 
 DType stat_of(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
@@ -281,7 +281,7 @@ bool has_nonfinite_terms(const ScoreTerms& terms) {
   const Tape::Pause pause;
   std::vector<Tensor> all;
   for (const Tensor& x : term_inputs(terms))
-    if (x) all.push_back(where(equal(x, kMinusInfinity), 0.0, x));
+    if (x) all.push_back(where(equal(x, kMasked), 0.0, x));
   return !all.empty() && !std::isfinite(global_norm(all));
 }
 
@@ -341,7 +341,7 @@ TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wan
   const auto inputs = term_inputs(call.options.terms);
   if (wanted[kSinkTensor]) {  // ds = -sum e^(s - L) Delta
     const Tensor s = reshape(inputs[kSinkTensor], {1, call.heads(), 1});
-    const Tensor each = where(equal(s, kMinusInfinity), 0.0, mul(exp(sub(s, lse)), delta));
+    const Tensor each = where(equal(s, kMasked), 0.0, mul(exp(sub(s, lse)), delta));
     sums[kSinkTensor] = neg(sum(each, {0, 2}));
   }
   for (std::size_t i = 0; i < kTermTensors; ++i) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <new>
+#include <utility>
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/product_cpu.h"
@@ -53,11 +54,7 @@ class Memory {
  private:
   static constexpr Index kMostKept = Index{2} << 20;
   Memory() = default;
-  void swap(Memory& other) {
-    std::byte* const its = other.block;
-    const Index bytes = other.bytes_;
-    other.block = block, other.bytes_ = bytes_, block = its, bytes_ = bytes;
-  }
+  void swap(Memory& other) { std::swap(block, other.block), std::swap(bytes_, other.bytes_); }
   static thread_local Memory spare;
   Index bytes_ = 0;
 };
