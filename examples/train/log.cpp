@@ -35,8 +35,8 @@ Json first_line(const program::Options& options, const Start& start) {
           {"tokens_per_step", start.tokens_per_step}};
 }
 
-/// Calls f(name, member, always) for each field of a line, in its order; one that is not there `always` is where it is
-/// above its default.
+/// Calls f(name, member, always) for each field of a line, in its order. One that is not there
+/// `always` is there where it is above its default.
 template <class F> void each_field(F&& f) {
   f("step", &Line::step, true), f("loss", &Line::loss, true);
   f("val_loss", &Line::val_loss, false), f("val_accuracy", &Line::val_right, false), f("best", &Line::best, false);

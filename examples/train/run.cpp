@@ -1,6 +1,8 @@
 // The order of things: what can be refused is refused first; then the directory, the log and steps.
 #include "run.h"
+#include <signal.h>
 #include <unistd.h>
+#include <atomic>
 #include <charconv>
 #include <exception>
 #include <filesystem>
@@ -10,6 +12,16 @@
 
 namespace train {
 namespace {
+
+// Asked to end: by a keyboard, a batch system, or a terminal that goes away. The first time only
+// sets a flag, which the loop reads after each step; the second ends the process.
+std::atomic<bool> asked{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "a handler may touch nothing else");
+
+void on_signal(int signal) {
+  constexpr int kInterrupted = 130;
+  if (asked.exchange(true) && signal == SIGINT) ::_exit(kInterrupted);
+}
 
 using Clock = std::chrono::steady_clock;
 using program::seconds_since;
@@ -364,6 +376,18 @@ class Run {
 };
 
 }  // namespace
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup ignores it
+}
+
+bool interrupted() { return asked; }
 
 int run(const program::Options& options, Settings s, const hilt::Comm& met) { return Run(options, s, met)(); }
 }  // namespace train

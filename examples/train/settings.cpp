@@ -284,7 +284,8 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
 hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   hilt::TransformerConfig c;
   c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context, c.vocab = symbols;
-  // First scores spread as in a model of GPT-2's width: nearly equal ones lengthen the plateau before the last recall.
+  // Scores begin as far apart as in a model of GPT-2's width. Nearly equal ones lengthen the
+  // plateau before a story's last recall.
   if (s.task == "stories") c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.pattern = program::pattern_of(s.pattern, s.context);
   c.order = program::order_of(s.order, hilt::behind_prefix(c.pattern, s.context));

@@ -8,7 +8,7 @@ namespace train {
 
 using hilt::check, hilt::Code, hilt::fail, hilt::fail_with;
 
-/// The options, under their names. Defaults are those of `stories`; other tasks' profiles have theirs.
+/// The options, under their names. Defaults are those of `stories`; others' are in their profiles.
 struct Settings : hilt::AttentionSettings {
   Settings() { heads = 8; }
   std::string task = "stories", text, vocabulary = "characters", tokenizer, from, grid = "16x16";

@@ -1,4 +1,4 @@
-// What a run says: of itself before it begins, a line about the latest step, cut to the width of the
+// What a run says: of itself before it begins, of the latest step in a line cut to the width of the
 // terminal, and what to try once it is over.
 #include "run.h"
 #include <sys/ioctl.h>
