@@ -271,7 +271,7 @@ class OwnerWalk {
   static constexpr std::int32_t kFewBoxes = 4;
 };
 
-/// Of each half of the other side's rows, the cells of an owner's halves.
+/// The cells of an owner's halves, for each half of the other side's rows.
 using HalfCells = std::array<std::array<std::uint16_t, 2>, 2>;
 /// Adds the steps of an owner with another, but for those without pairs; whether there is none.
 bool add_steps(VisitList& list, const Owner& other, const HalfCells& cells) {
