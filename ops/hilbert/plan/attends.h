@@ -79,4 +79,13 @@ void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Mo
 void add_all_queries(Tiling& to, const Tiling& from, const Moved& by = {});
 void add_all_keys(Tiling& to, const Tiling& from, const Moved& by = {});
 
+/// Entries of a tiling's queries, or of its keys, and the tiles that these are cut into.
+struct Selection {
+  TokenList entries;
+  std::vector<Tiling::Range> tiles;
+};
+/// The same pairs with queries, or keys, in other lists; null: in the list and the tiles that they
+/// have. `met` is that of the new tiles.
+Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* keys, Tiling::Lists met);
+
 }  // namespace hilt

@@ -128,4 +128,21 @@ void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Mo
 void add_all_queries(Tiling& to, const Tiling& from, const Moved& by) { add_all(kQuerySide, to, from, by); }
 void add_all_keys(Tiling& to, const Tiling& from, const Moved& by) { add_all(kKeySide, to, from, by); }
 
+Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* keys, Tiling::Lists met) {
+  Tiling out;
+  if (queries) add_queries(out, t, queries->entries), out.q_tile = queries->tiles;
+  else add_all_queries(out, t);
+  if (keys) add_keys(out, t, keys->entries), out.k_tile = keys->tiles;
+  else add_all_keys(out, t);
+  const auto known = [](const std::vector<std::int32_t>& from, const Selection* rows) {
+    if (!rows || from.empty()) return from;
+    std::vector<std::int32_t> to;
+    for (const std::int32_t i : rows->entries) to.push_back(from[at(i)]);
+    return to;
+  };
+  out.q_known = known(t.q_known, queries), out.k_known = known(t.k_known, keys);
+  out.grid = t.grid, out.met = std::move(met), out.pairs = t.pairs;
+  return out;
+}
+
 }  // namespace hilt

@@ -104,7 +104,6 @@ struct Work {
     int slot;
     slots.split(call, x.batch, slot);
     x.batch += first_batch, x.head = head[slot], x.first_head = first_head[slot], x.last_head = first_head[slot + 1];
-    static_assert(sizeof(VisitSide::Owner) == 48);
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
     const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
     x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z, x.number = b.w;
@@ -144,9 +143,7 @@ struct Walk {
         row(x.front_row),
         rows(x.front_rows),
         mask(x.front_mask),
-        cells(static_cast<std::uint32_t>(x.front_cells)) {
-    static_assert(sizeof(VisitSide::Visit) == 16);
-  }
+        cells(static_cast<std::uint32_t>(x.front_cells)) {}
   __device__ __forceinline__ Step take() {
     if (left == 0) return {};
     const Step s{row, min(rows, kCell), cells, next, mask};
@@ -212,7 +209,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
 }
-/// run(work) for what is owned, after what its masks lack was made; once but for the largest plans.
+/// run(work) for each portion of owners, once the masks that a plan had no room for are made. All but
+/// the largest plans have one portion.
 template <bool kKeys, class Run>
 void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const Run& run, Index group = 1) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
@@ -239,6 +237,35 @@ inline Operand rows_of(const PartSums& p, const Work& w) {
   const Index each = p.parts * w.part_rows * p.dim;
   return {nullptr, p.heads * each, static_cast<int>(p.dim), static_cast<int>(each)};
 }
+/// What the kernels of one pass backward are told.
+struct OnePass : Work {
+  Operand q, k, v, d_o, dq_rows, dk_rows;
+  Half* dq;
+  void *dk, *dv;  // of 16 bits, those of parts f32
+  const float *lse, *delta;
+  std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
+  OnePass(const Work& work, const BackwardPass& b, const Marks& marks)
+      : Work(work),
+        q(operand_of(b.q)),
+        k(operand_of(b.k)),
+        v(operand_of(b.v)),
+        d_o(operand_of(b.d_o)),
+        dq_rows(operand_of(b.dq)),
+        dk_rows(operand_of(b.dk)),
+        dq(static_cast<Half*>(b.dq.data)),
+        dk(b.dk.data),
+        dv(b.dv.data),
+        lse(static_cast<const float*>(b.lse)),
+        delta(static_cast<const float*>(b.delta)),
+        redo_queries(marks.queries) {}
+  /// Has the plain kernel redo the tile that a row of queries is of; rare, so it may look for it.
+  __device__ __forceinline__ void redo_query(int b, int h, int query) const {
+    int its = 0;
+    while (lists.q_tile[static_cast<std::size_t>(its)].end <= query) ++its;
+    redo_queries[row(b, h) * static_cast<std::int64_t>(lists.q_tile.size()) + its] = kWholeTile;
+    *any = 1;
+  }
+};
 /// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
 /// is.
 template <int D, class Run> void with_extra(const AttentionPass& a, const Run& run) {
@@ -278,7 +305,7 @@ struct Turns {
     if (w.taken) {
       if (threadIdx.x == 0) store_shared(slot + 4 * turn, asked);
       named_sync(kTurnBarrier, kWarpgroup);
-      last = load_shared(slot + 4 * turn), turn ^= 1;
+      last = load_shared<int>(slot + 4 * turn), turn ^= 1;
       ask();
     } else {
       last += static_cast<int>(gridDim.x);
@@ -295,39 +322,25 @@ template <int kTiles> struct Records {
   __device__ void next() { slot = slot + 1 == kSlots ? 0 : slot + 1; }
   /// The producer writes it, once the stage for the tile of the item before is empty.
   __device__ __forceinline__ void write(const Item& x) {
-    if (threadIdx.x == 0) {
-      const int4* const from = reinterpret_cast<const int4*>(&x);
-#pragma unroll
-      for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i)
-        store_shared_16(first + slot * sizeof(Item) + 16 * i, from[i]);
-    }
+    if (threadIdx.x == 0) store_shared(first + slot * sizeof(Item), x);
     next();
   }
   __device__ __forceinline__ Item read() const {
-    Item x;
-    int4* const to = reinterpret_cast<int4*>(&x);
-#pragma unroll
-    for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i) to[i] = load_shared_16(first + slot * sizeof(Item) + 16 * i);
+    Item x = load_shared<Item>(first + slot * sizeof(Item));
     x.number = warp_uniform(x.number), x.steps = warp_uniform(x.steps), x.part = warp_uniform(x.part);
     x.first_head = warp_uniform(x.first_head), x.last_head = warp_uniform(x.last_head);
     return x;
   }
 };
-/// The steps of a pipeline stage, and behind them those of the next stage: the consumer knows those
-/// before that stage is full. Where visits are compared, each step has its own.
+/// A stage has the visits of its steps and, behind them, those of the next stage's: so a consumer
+/// knows these before the next stage is full. A visit whose cells are compared has one step.
 __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
   copy_16(to, visit ? visit : reinterpret_cast<const int4*>(side.visit.data()), visit != nullptr);
-}
-__device__ __forceinline__ std::uint32_t read_cells(std::uint32_t at) {
-  return static_cast<std::uint32_t>(load_shared(at + 8));
-}
-__device__ __forceinline__ std::uint32_t agreed_cells(std::uint32_t cells) {
-  return static_cast<std::uint32_t>(warp_uniform(static_cast<int>(cells)));
 }
 /// With its rows and masks where they are asked for.
 __device__ __forceinline__ Step step_of(std::uint32_t at, std::uint32_t cells, bool whole) {
   if (!whole) return {0, kCell, cells};
-  const int4 v = load_shared_16(at);
+  const auto v = load_shared<int4>(at);
   return {v.x, v.y, cells, nullptr, v.w};
 }
 
@@ -386,33 +399,43 @@ __device__ __forceinline__ void announce(std::uint32_t full) {
   if (threadIdx.x == 0) barrier_arrive(full);
 }
 
-template <class... Rings> __device__ __forceinline__ void set_up_barriers(const Rings&... rings) {
-  if (threadIdx.x == 0) {
-    (rings.set_up(), ...);
-    barrier_init_done();
+/// A block's shared memory: tiles that it owns, those that stream by, and its items.
+template <class M> struct Rings {
+  std::uint32_t base;
+  typename M::OwnedRing owned;
+  typename M::StreamedRing streamed;
+  typename M::Items items;
+  __device__ Rings(std::uint32_t at, bool loads)
+      : base(at),
+        owned(base + M::owned, base + M::barriers, loads),
+        streamed(base + M::streamed, owned.barriers + M::OwnedRing::kBarriers, loads),
+        items{base + M::items} {}
+  /// With terms: the table of an item's head, and what they see of a stage's rows.
+  __device__ std::uint32_t table() const { return owned.row(base + M::tables, M::kTable); }
+  __device__ std::uint32_t sites(const typename M::StreamedRing& stage) const {
+    return stage.row(base + M::sites, M::kSiteBytes);
   }
-  __syncthreads();
-}
+};
 
-/// What a block loads: f(item, the next one) for each, with a record of it an item ahead, and one
-/// more stage of its owners' tiles that says that there is no other. begin(item) fetches early.
-template <class Items, class Tiles, class ItemOf, class Begin, class F>
-__device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Items& items, const Tiles& tiles,
-                                          const ItemOf& item_of, const Begin& begin, const F& f) {
-  Turns turns{w, slot};
+/// What a block loads: loader.load(item, the next one) for each, with a record of it an item ahead,
+/// and one more stage of its owners' tiles that says that there is no other. begin(item) fetches
+/// early.
+template <class M, class Loader> __device__ __forceinline__ void load_items(Loader loader) {
+  auto& to = loader.to;
+  Turns turns{loader.p, to.base + M::turns};
   turns.ask();
-  Item next = item_of(turns.now());
-  items.write(next);
-  begin(next);
+  Item next = loader.item(turns.now());
+  to.items.write(next);
+  loader.begin(next);
   while (next.number >= 0) {
     const Item x = next;
     const int i = turns.next();
-    if (i >= 0) next = item_of(i);
+    if (i >= 0) next = loader.item(i);
     else next = {.number = -1};
-    f(x, next);
+    loader.load(x, next);
   }
-  tiles.wait_empty();
-  announce(tiles.full());
+  to.owned.wait_empty();
+  announce(to.owned.full());
 }
 
 /// A thread that loads: eight share a row, 16 bytes of every 128 a thread, so that lines stay
@@ -498,6 +521,27 @@ struct Place {
   __device__ std::uint32_t rows() const { return static_cast<std::uint32_t>(half) * 64 * kPanelRow; }
 };
 
+/// What a block does: the first warpgroup loads, the others multiply(where they are, rings).
+template <class Loader, class M, class Problem, class Multiply>
+__device__ __forceinline__ void run_block(const Problem& p, const Multiply& multiply) {
+  extern __shared__ __align__(1024) std::uint8_t memory[];
+  const int group = warpgroup();
+  const decltype(Loader::to) rings(shared_address(memory), group == 0);
+  if (threadIdx.x == 0) {
+    rings.owned.set_up(), rings.streamed.set_up();
+    if constexpr (M::kBehind) rings.streamed.behind().set_up();
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (group == 0) {
+    fewer_registers<M::kProducerRegisters>();
+    load_items<M>(Loader{p, rings, Gather(p.chunks)});
+    return;
+  }
+  more_registers<M::kConsumerRegisters>();
+  multiply(Place(group), rings);
+}
+
 // ---- products ----------------------------------------------------------------------------------
 
 /// d = A B^T, of the 64 rows at a and those of B.
@@ -536,7 +580,7 @@ template <class E, int K, int N> __device__ __forceinline__ void pack(std::uint3
 struct ByColumn {
   std::uint32_t at;  // of the lane's first pair
   __device__ __forceinline__ float4 operator()(int c) const {
-    const float2 y = load_shared_pair(at + static_cast<std::uint32_t>(c) * 32);
+    const float2 y = load_shared<float2>(at + static_cast<std::uint32_t>(c) * 32);
     return {y.x, y.y, y.x, y.y};
   }
 };
@@ -702,6 +746,37 @@ __device__ __forceinline__ void store_wide_row(float* row, const float (&x)[N], 
 #pragma unroll
   for (int c = 0; c < Chunks; ++c)
     if (c < chunks) reinterpret_cast<float2*>(row)[4 * c + quad] = make_float2(x[4 * c + 2 * h], x[4 * c + 2 * h + 1]);
+}
+
+/// dK and dV of an owner's half, of whose rows a lane has `first` and the eighth behind; with kParts,
+/// maybe of a part.
+template <class E, bool kParts, int N>
+__device__ __forceinline__ void store_keys(const OnePass& p, const Item& x, int half, int first, int quad,
+                                           float (&dk)[N], float (&dv)[N]) {
+  const bool is_part = kParts && p.part_rows != 0;
+  bool finite = true;
+  std::int64_t to[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = first + 8 * h;
+    const bool there = row < x.rows;
+    const int its = !there ? 0 : is_part ? p.sum_row(x, row) : __ldg(p.lists.k_token.data() + x.row + row);
+    to[h] = there ? p.dk_rows.offset(x.batch, x.head, its) : -1;
+    if (p.redo && there) finite = finite && is_finite(dk, h) && is_finite(dv, h);
+  }
+  p.template mark<false>(x, half, finite);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const auto put = [&](void* base, auto& sums, float scale) {
+      if (!is_part) {
+        store_row<E, N / 4>(to[h] >= 0 ? static_cast<Half*>(base) + to[h] : nullptr, sums, h, scale, quad, p.chunks);
+      } else if (to[h] >= 0) {
+        add_row<N / 4>(sums, h, scale, nullptr, 0, quad, p.chunks);
+        store_wide_row<N / 4>(static_cast<float*>(base) + to[h], sums, h, quad, p.chunks);
+      }
+    };
+    put(p.dk, dk, p.scale), put(p.dv, dv, 1);
+  }
 }
 
 }  // namespace hilt::kernels::hopper

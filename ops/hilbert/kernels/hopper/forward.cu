@@ -23,8 +23,6 @@ namespace {
 
 using namespace kernels::hopper;
 
-constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
-static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 constexpr int kSoftmaxBarrier = 2;  // and 3: of the second warpgroup
 
 struct ForwardProblem : Work {
@@ -42,41 +40,31 @@ struct ForwardProblem : Work {
 
 template <int D_, int kKeys, Extra kExtra_> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell;
+  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr Extra kExtra = kExtra_;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kTile>;
   using Keys = Tile<D, kKeys>;
-  using QueryRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes>;
-  using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
-  using Items = Records<QueryRing::kStages>;
+  using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes>;
+  using StreamedRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
+  using Items = Records<OwnedRing::kStages>;
   static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
   static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * kPlanes * 4 : 0, kTable = kTerms ? kTableBytes<D> : 0;
-  static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
-                                 steps = items + Items::kBytes, sites = steps + KeyRing::kStages * kStepBytes,
-                                 tables = sites + KeyRing::kStages * kSiteBytes,
-                                 turns = tables + QueryRing::kStages * kTable, barriers = turns + 8,
-                                 size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
+  static constexpr bool kBehind = true;  // V lies behind K
+  static constexpr std::uint32_t owned = 0, streamed = owned + OwnedRing::kBytes,
+                                 items = streamed + 2 * StreamedRing::kBytes, steps = items + Items::kBytes,
+                                 sites = steps + StreamedRing::kStages * kStepBytes,
+                                 tables = sites + StreamedRing::kStages * kSiteBytes,
+                                 turns = tables + OwnedRing::kStages * kTable, barriers = turns + 8,
+                                 size = barriers + OwnedRing::kBarriers + 2 * StreamedRing::kBarriers;
   static_assert(size <= kMostShared);
 };
-template <class M> struct Rings {
-  std::uint32_t base;
-  typename M::QueryRing q;
-  typename M::KeyRing k;  // V lies behind K
-  typename M::Items items;
-  __device__ Rings(std::uint32_t at, bool loads)
-      : base(at),
-        q(base + M::q, base + M::barriers, loads),
-        k(base + M::k, q.barriers + M::QueryRing::kBarriers, loads),
-        items{base + M::items} {}
+template <class M> struct Stages : Rings<M> {
+  using Rings<M>::Rings;
   /// The steps of a stage of K.
-  __device__ std::uint32_t steps(const typename M::KeyRing& stage) const {
-    return stage.row(base + M::steps, M::kStepBytes);
-  }
-  /// The table of an item's head.
-  __device__ std::uint32_t table() const { return q.row(base + M::tables, M::kTable); }
-  /// What terms see of its keys.
-  __device__ std::uint32_t sites(const typename M::KeyRing& stage) const {
-    return stage.row(base + M::sites, M::kSiteBytes);
+  __device__ std::uint32_t steps(const typename M::StreamedRing& stage) const {
+    return stage.row(this->base + M::steps, M::kStepBytes);
   }
 };
 
@@ -84,7 +72,7 @@ template <class M> struct Rings {
 
 template <class M> struct Loader {
   const ForwardProblem& p;
-  Rings<M> to;
+  Stages<M> to;
   const Gather gather;
   Walk walk;
   int query = -1, key = -1;     // tokens of this thread, for what is loaded next
@@ -116,22 +104,18 @@ template <class M> struct Loader {
     query = gather.fetch(p.lists.q_token, x.row, x.rows);
     fetch_stage();
   }
-  __device__ __forceinline__ void run() {
-    for_items(
-        p, to.base + M::turns, to.items, to.q, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
-        [&](const Item& x, const Item& next) { load(x, next), begin(next); });
-  }
+  __device__ __forceinline__ Item item(int i) const { return p.item(i); }
   /// Loads the rows of Q of an item, and those of K and V, stage by stage.
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
-    to.q.wait_empty();
+    to.owned.wait_empty();
     to.items.write(next);
     if (x.steps > 0)
-      gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token,
+      gather.copy_held<typename M::Queries, 8>(to.owned.tile(), query, p.q.at(x.batch, x.head), p.q.token,
                                                x.rows == kTile && p.chunks == M::D / 8);
     if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table(), true);
-    announce(to.q.full());
-    to.q.next();
+    announce(to.owned.full());
+    to.owned.next();
     int kv_head, rest;
     p.heads_each.split(x.head, kv_head, rest);
     const Half *const k = p.k.at(x.batch, kv_head), *const v = p.v.at(x.batch, kv_head);
@@ -142,23 +126,24 @@ template <class M> struct Loader {
       const int its_full = full;
       visit = nullptr;
       if (walk.left > 0) fetch_stage();
-      to.k.wait_empty();
+      to.streamed.wait_empty();
       int token[4 * M::kSteps];
       gather.hand_out(held, token);
-      gather.copy<Keys>(to.k.tile(), token, k, p.k.token, its_whole);
+      gather.copy<Keys>(to.streamed.tile(), token, k, p.k.token, its_whole);
       if (threadIdx.x < 2 * M::kSteps)
-        copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
-      if (threadIdx.x == 0) store_shared(to.steps(to.k) + M::kFull, its_full);
+        copy_step(to.steps(to.streamed) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
+      if (threadIdx.x == 0) store_shared(to.steps(to.streamed) + M::kFull, its_full);
       if constexpr (M::kTerms)
         if (gather.mine < Keys::kRows)
-          copy_site<Keys::kRows>(p.terms, to.sites(to.k), gather.mine, its_row, its_row >= 0);
-      announce(to.k.full());
-      const auto values = to.k.behind();
+          copy_site<Keys::kRows>(p.terms, to.sites(to.streamed), gather.mine, its_row, its_row >= 0);
+      announce(to.streamed.full());
+      const auto values = to.streamed.behind();
       values.wait_empty();
       gather.copy<Keys>(values.tile(), token, v, p.v.token, its_whole);
       announce(values.full());
-      to.k.next();
+      to.streamed.next();
     }
+    begin(next);
   }
 };
 
@@ -214,12 +199,12 @@ struct OnlineSoftmax {
 template <class E, class M> struct Attend {
   static constexpr int D = M::D, kParts = M::kSteps, kScores = 32 * kParts;
   static constexpr bool kDrops = M::kDrops;
-  using KeyRing = typename M::KeyRing;
+  using KeyRing = typename M::StreamedRing;
   const ForwardProblem& p;
   const Place at;
-  Rings<M> from;
+  Stages<M> from;
   // The stage at hand: where it is, what it is, and the words of its steps that are masked.
-  KeyRing k = from.k;
+  KeyRing k = from.streamed;
   enum class Pairs { none, some, all } pairs;
   int cell[kParts];
   int full = 0;                 // how many stages from it on are full, as far as that is known
@@ -243,8 +228,8 @@ template <class E, class M> struct Attend {
 
   /// Takes the next stage, when its keys are there.
   __device__ __forceinline__ void take() {
-    k = from.k;
-    from.k.next();
+    k = from.streamed;
+    from.streamed.next();
     k.wait_full();
   }
   /// And looks at it. What it has was read with the one before, if that was looked at.
@@ -254,15 +239,15 @@ template <class E, class M> struct Attend {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
-      if (is_first) ahead[i] = read_cells(its);
-      const Step step = step_of(its, agreed_cells(ahead[i]), kDrops);
-      ahead[i] = read_cells(its + kParts * 16);
+      if (is_first) ahead[i] = load_shared<std::uint32_t>(its + 8);
+      const Step step = step_of(its, warp_uniform(ahead[i]), kDrops);
+      ahead[i] = load_shared<std::uint32_t>(its + kParts * 16 + 8);
       cell[i] = step.cell(at.half);
       any = any || cell[i] != Visits::kEmpty, all = all && step.is_full();
       if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
-    full = all && !kDrops ? max(warp_uniform(load_shared(steps + M::kFull)), 1) : 0;
+    full = all && !kDrops ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
     if (pairs != Pairs::some) return;
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
@@ -300,7 +285,7 @@ template <class E, class M> struct Attend {
   }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
     wgmma_begin();
-    multiply_rows<E, typename M::Queries, typename M::Keys>(s, from.q.tile() + at.rows(), k.tile());
+    multiply_rows<E, typename M::Queries, typename M::Keys>(s, from.owned.tile() + at.rows(), k.tile());
     wgmma_commit();
   }
   __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[2 * kScores / 16][4],
@@ -319,41 +304,31 @@ template <class E, class M> struct Attend {
     k.behind().wait_full();
     k.behind().release();
   }
-  /// S of the stage taken, alone.
-  __device__ __forceinline__ void begin(float (&s)[kScores]) {
-    wait_turn();
-    multiply_qk(s);
-    pass_turn();
-    find_survivors();
-    wgmma_wait<0>();
-    fence_operand(s);
-    add_terms(s);
-    k.release();
-    if (pairs == Pairs::some) mask_scores(s);
-  }
-  /// S of the stage taken beside P V of the one before. Stages that are full have no code for masks
-  /// between their products.
-  template <bool kMasked>
-  __device__ __forceinline__ void go_on(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
+  /// S of the stage taken and its weights; beside S, with kBehind, P V of the stage at v. Stages that
+  /// are full have no code for masks between their products.
+  template <bool kBehind, bool kMasked>
+  __device__ __forceinline__ void weigh(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
                                         float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
     wait_turn();
     multiply_qk(s);
-    multiply_pv(o, a, v, first);
+    if constexpr (kBehind) multiply_pv(o, a, v, first);
     pass_turn();
     find_survivors();
-    wgmma_wait<1>();
+    wgmma_wait<kBehind>();
     fence_operand(s);
     add_terms(s);
     k.release();
-    if constexpr (kMasked) mask_scores(s);
+    if (kBehind ? kMasked : pairs == Pairs::some) mask_scores(s);
     softmax.raise_maxima(s, p.scale_log2);
     softmax.exponentiate(s, p.scale_log2);
-    wgmma_wait<0>();
-    fence_operand(o);
-    fence_operand(s);  // nothing is packed above the wait, or two copies of P would be alive
-    v.release();
+    if constexpr (kBehind) {
+      wgmma_wait<0>();
+      fence_operand(o);
+      fence_operand(s);  // nothing is packed above the wait, or two copies of P would be alive
+      v.release();
+    }
     pack_weights(a, s);
-    softmax.rescale(o);
+    if (kBehind || !first) softmax.rescale(o);
   }
   /// P V alone, of the stage whose scores were packed last.
   __device__ __forceinline__ void finish(const KeyRing& v, const std::uint32_t (&a)[2 * kScores / 16][4],
@@ -390,14 +365,10 @@ template <class E, class M> struct Attend {
       }
       bool done = true;  // with the stage at hand
       if (!packed) {
-        begin(s);
-        softmax.raise_maxima(s, p.scale_log2);
-        softmax.exponentiate(s, p.scale_log2);
-        pack_weights(a, s);
-        if (!first) softmax.rescale(o);
+        weigh<false, true>(v, s, a, o, softmax, first);
         v = k.behind(), packed = true, full = max(full - 1, 0);
       } else if (full == 0) {
-        go_on<true>(v, s, a, o, softmax, first);
+        weigh<true, true>(v, s, a, o, softmax, first);
         v = k.behind(), first = false;
       } else {
         done = false;
@@ -405,7 +376,7 @@ template <class E, class M> struct Attend {
 #pragma unroll 1
       for (; full > 0; --full) {
         if (done) take();
-        go_on<false>(v, s, a, o, softmax, first);
+        weigh<true, false>(v, s, a, o, softmax, first);
         v = k.behind(), first = false, done = true;
       }
     }
@@ -445,56 +416,46 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
 
 template <class E, class M, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
-  extern __shared__ __align__(1024) std::uint8_t memory[];
-  const int group = warpgroup();
-  Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.q, rings.k, rings.k.behind());
-  if (group == 0) {
-    fewer_registers<kProducerRegisters>();
-    Loader<M> loader{p, rings, Gather(p.chunks)};
-    loader.run();
-    return;
-  }
-  more_registers<kConsumerRegisters>();
-  Attend<E, M> attend{p, Place(group), rings};
-  const Place& at = attend.at;
-  Rings<M>& from = attend.from;
-  if (at.half == 1) attend.pass_turn();  // the first warpgroup begins
-  for (bool more = true; more;) {
-    float o[M::D / 2];
-    OnlineSoftmax softmax;
-    bool any = false;
-    int token[2];
-    from.q.wait_full();
-    {
-      const Item its = from.items.read();
-      more = its.number >= 0;
+  run_block<Loader<M>, M>(p, [&](const Place& at, const Stages<M>& rings) {
+    Attend<E, M> attend{p, at, rings};
+    Stages<M>& from = attend.from;
+    if (at.half == 1) attend.pass_turn();  // the first warpgroup begins
+    for (bool more = true; more;) {
+      float o[M::D / 2];
+      OnlineSoftmax softmax;
+      bool any = false;
+      int token[2];
+      from.owned.wait_full();
+      {
+        const Item its = from.items.read();
+        more = its.number >= 0;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = at.row + 8 * h;
-        token[h] = row >= its.rows               ? -1
-                   : kMerges && p.part_rows != 0 ? p.sum_row(its, row)
-                                                 : __ldg(p.lists.q_token.data() + its.row + row);
+        for (int h = 0; h < 2; ++h) {
+          const int row = at.row + 8 * h;
+          token[h] = row >= its.rows               ? -1
+                     : kMerges && p.part_rows != 0 ? p.sum_row(its, row)
+                                                   : __ldg(p.lists.q_token.data() + its.row + row);
+        }
+        any = attend.run(its, o, softmax);
       }
-      any = attend.run(its, o, softmax);
-    }
-    from.q.release();
-    from.q.next();
-    if (!any) {
+      from.owned.release();
+      from.owned.next();
+      if (!any) {
 #pragma unroll
-      for (float& y : o) y = 0;
+        for (float& y : o) y = 0;
+      }
+      const Item x = from.items.read();
+      from.items.next();
+      bool finite = true;
+      if (p.redo) finite = (token[0] < 0 || is_finite(o, 0)) && (token[1] < 0 || is_finite(o, 1));
+      finite = p.template mark<false>(x, at.half, finite);
+      const bool stays = kMerges && p.before == p.out && !any;  // as it was
+      const bool is_part = kMerges && p.part_rows != 0;
+      if (is_part && !finite) softmax.sum[0] = softmax.sum[1] = NAN;  // which its row's sum is then
+      store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || is_part || (finite && !stays));
     }
-    const Item x = from.items.read();
-    from.items.next();
-    bool finite = true;
-    if (p.redo) finite = (token[0] < 0 || is_finite(o, 0)) && (token[1] < 0 || is_finite(o, 1));
-    finite = p.template mark<false>(x, at.half, finite);
-    const bool stays = kMerges && p.before == p.out && !any;  // as it was
-    const bool is_part = kMerges && p.part_rows != 0;
-    if (is_part && !finite) softmax.sum[0] = softmax.sum[1] = NAN;  // which its row's sum is then
-    store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || is_part || (finite && !stays));
-  }
-  if (at.half == 0) attend.wait_turn();
+    if (at.half == 0) attend.wait_turn();
+  });
 }
 
 }  // namespace

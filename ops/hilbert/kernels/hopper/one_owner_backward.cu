@@ -18,56 +18,39 @@ namespace {
 
 using namespace kernels::hopper;
 
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 // Named barriers of the two multiplying warpgroups: delta is summed, if it is, and dS of the steps
 // before was read; dS is written.
 constexpr int kReadBarrier = 2, kWrittenBarrier = 3;
 
-struct Backward : Work {
-  Operand q, k, v, d_o;
-  Half* dq;
-  void *dk, *dv;  // of 16 bits, those of parts f32
-  Operand dq_rows, dk_rows;
-  const float *lse, *delta;     // delta: of owners in pairs
-  std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
-};
-
 template <int D_, bool kAlone_> struct Layout {
   static constexpr int D = D_;
-  static constexpr bool kAlone = kAlone_;
+  static constexpr bool kAlone = kAlone_, kBehind = false;
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
   static constexpr int kStages = D == 64 ? 4 : 2;
   using Keys = Tile<D, kTile>;
   using Queries = Tile<D, kCell>;
-  using KeyRing = Ring<2, 2 * Keys::kBytes>;  // K and V of two owners in flight
-  using QueryRing = Ring<kStages, 2 * Queries::kBytes>;
+  using OwnedRing = Ring<2, 2 * Keys::kBytes>;  // K and V of two owners in flight
+  using StreamedRing = Ring<kStages, 2 * Queries::kBytes>;
   static constexpr std::uint32_t kScoreBytes = kCell * kTile * 2;  // dS of a step
   static constexpr std::uint32_t kRowBytes = kCell * 4;            // of a statistic
-  using Items = Records<KeyRing::kStages>;
+  using Items = Records<OwnedRing::kStages>;
   static constexpr std::uint32_t kSumBytes = kMultiplying * 32 * 4;  // of dQ of the steps together
-  static constexpr std::uint32_t kv = 0, queries = kv + KeyRing::kBytes, ds = queries + QueryRing::kBytes,
+  static constexpr std::uint32_t owned = 0, streamed = owned + OwnedRing::kBytes, ds = streamed + StreamedRing::kBytes,
                                  lse = ds + kTogether * kScoreBytes, part = lse + kStages * kRowBytes,
                                  total = part + (kAlone ? 2 * 8 : 0) * kRowBytes,
                                  delta = total + (kAlone ? 8 : 0) * kRowBytes,
                                  sums = delta + (kAlone ? 0 : kStages) * kRowBytes,
                                  items = sums + (kAlone ? 0 : kPairSteps / kTogether) * kSumBytes,
                                  turns = items + Items::kBytes, barriers = turns + 8,
-                                 size = barriers + KeyRing::kBarriers + QueryRing::kBarriers;
+                                 size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
   static_assert(size <= kMostShared);
 };
-template <class M> struct Rings {
-  std::uint32_t base;
-  typename M::KeyRing kv;
-  typename M::QueryRing queries;
-  typename M::Items items;
-  __device__ Rings(std::uint32_t at, bool loads)
-      : base(at),
-        kv(base + M::kv, base + M::barriers, loads),
-        queries(base + M::queries, kv.barriers + M::KeyRing::kBarriers, loads),
-        items{base + M::items} {}
-  __device__ std::uint32_t lse() const { return queries.row(base + M::lse, M::kRowBytes); }
-  __device__ std::uint32_t delta() const { return queries.row(base + M::delta, M::kRowBytes); }
+template <class M> struct Stages : Rings<M> {
+  using Rings<M>::Rings;
+  __device__ std::uint32_t lse() const { return this->streamed.row(this->base + M::lse, M::kRowBytes); }
+  __device__ std::uint32_t delta() const { return this->streamed.row(this->base + M::delta, M::kRowBytes); }
 };
 /// Steps of an item for one head, with an empty one where they come in twos.
 template <class M> __device__ __forceinline__ int steps_of(const Item& x) {
@@ -77,8 +60,8 @@ template <class M> __device__ __forceinline__ int steps_of(const Item& x) {
 // ---- loads
 
 template <class M> struct Loader {
-  const Backward& p;
-  Rings<M> to;
+  const OnePass& p;
+  Stages<M> to;
   const Gather gather;
   Walk walk;
   int key = -1, query = -1;  // tokens of this thread, for what is loaded next
@@ -87,35 +70,31 @@ template <class M> struct Loader {
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
   __device__ __forceinline__ void load_keys(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
-    to.kv.wait_empty();
+    to.owned.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
-      gather.copy_held<Keys, 8>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
-      gather.copy_held<Keys, 8>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+      gather.copy_held<Keys, 8>(to.owned.tile(), key, p.k.at(x.batch, x.head), p.k.token);
+      gather.copy_held<Keys, 8>(to.owned.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
     }
-    announce(to.kv.full());
-    to.kv.next();
+    announce(to.owned.full());
+    to.owned.next();
   }
   /// Q and dO, and L and Delta.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
-    to.queries.wait_empty();
-    gather.copy_held<Queries, 4>(to.queries.tile(), query, p.q.at(x.batch, head), p.q.token);
-    gather.copy_held<Queries, 4>(to.queries.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
+    to.streamed.wait_empty();
+    gather.copy_held<Queries, 4>(to.streamed.tile(), query, p.q.at(x.batch, head), p.q.token);
+    gather.copy_held<Queries, 4>(to.streamed.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
     if (gather.mine < kCell) {
       const std::int64_t from = p.row(x.batch, head) * p.length + max(query, 0);
       const std::uint32_t at = static_cast<std::uint32_t>(gather.mine) * 4;
       copy_4(to.lse() + at, p.lse + from, query >= 0);
       if constexpr (!M::kAlone) copy_4(to.delta() + at, p.delta + from, query >= 0);
     }
-    announce(to.queries.full());
-    to.queries.next();
+    announce(to.streamed.full());
+    to.streamed.next();
   }
-  __device__ __forceinline__ void run() {
-    for_items(
-        p, to.base + M::turns, to.items, to.kv, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
-        [&](const Item& x, const Item& next) { load(x, next); });
-  }
+  __device__ __forceinline__ Item item(int i) const { return p.item(i); }
   /// Loads what is known early of the next item.
   __device__ __forceinline__ void begin(const Item& x) {
     fetch_keys(x);
@@ -140,9 +119,9 @@ template <class M> struct Loader {
 
 template <class E, class M> struct Multiplier {
   static constexpr int D = M::D;
-  const Backward& p;
+  const OnePass& p;
   const Place at;
-  Rings<M> from;
+  Stages<M> from;
   std::uint32_t turn = 0;  // which copy of the partial sums of delta
   std::uint32_t sums = 0;  // where those of dQ of the next steps are
 
@@ -166,15 +145,15 @@ template <class E, class M> struct Multiplier {
     const std::uint32_t my_row = static_cast<std::uint32_t>(at.half * 4 + at.warp) * M::kRowBytes,
                         part = from.base + M::part + turn * 8 * M::kRowBytes, total = from.base + M::total + my_row,
                         at_lane = static_cast<std::uint32_t>(at.lane) * 8;
-    store_shared_pair(part + my_row + at_lane, z[0], z[1]);
+    store_shared(part + my_row + at_lane, make_float2(z[0], z[1]));
     named_sync(kReadBarrier, kMultiplying);
     float a = 0, b = 0;
 #pragma unroll
     for (std::uint32_t w = 0; w < 8; ++w) {
-      const float2 u = load_shared_pair(part + w * M::kRowBytes + at_lane);
+      const float2 u = load_shared<float2>(part + w * M::kRowBytes + at_lane);
       a += u.x, b += u.y;
     }
-    store_shared_pair(total + at_lane, a, b);
+    store_shared(total + at_lane, make_float2(a, b));
     __syncwarp();
     turn ^= 1;
     return total;
@@ -187,14 +166,14 @@ template <class E, class M> struct Multiplier {
                                         float (&dv)[D / 2]) {
     using Keys = typename M::Keys;
     using Queries = typename M::Queries;
-    const typename M::QueryRing before = from.queries;
-    if constexpr (kBehind) from.queries.next();
+    const typename M::StreamedRing before = from.streamed;
+    if constexpr (kBehind) from.streamed.next();
     const bool full = step.cell(at.half) == Visits::kFull;
     std::uint32_t word = 0;
     if (!full) word = word_of(p, step, at);
     float s[32], t[32];
-    const std::uint32_t own = k_tile + at.rows(), q_tile = from.queries.tile(), d_o_tile = q_tile + Queries::kBytes;
-    from.queries.wait_full();
+    const std::uint32_t own = k_tile + at.rows(), q_tile = from.streamed.tile(), d_o_tile = q_tile + Queries::kBytes;
+    from.streamed.wait_full();
     wgmma_begin();
     multiply_rows<E, Keys, Queries>(s, own, q_tile);
     wgmma_commit();
@@ -235,8 +214,8 @@ template <class E, class M> struct Multiplier {
     wgmma_wait<0>();
     fence_operand(dv);
     fence_operand(dk);
-    from.queries.release();
-    from.queries.next();
+    from.streamed.release();
+    from.streamed.next();
   }
   /// dQ = dS K of a step, 64 columns from `column` on, once dS is written. Of two owners the first
   /// leaves it to the second, each thread to itself.
@@ -253,8 +232,8 @@ template <class E, class M> struct Multiplier {
     };
     if (second)
       for_sums([](std::uint32_t at, float* x) {
-        const int4 y = load_shared_16(at);
-        x[0] = __int_as_float(y.x), x[1] = __int_as_float(y.y), x[2] = __int_as_float(y.z), x[3] = __int_as_float(y.w);
+        const auto y = load_shared<float4>(at);
+        x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
       });
     named_sync(kWrittenBarrier, kMultiplying);
     wgmma_begin();
@@ -274,56 +253,21 @@ template <class E, class M> struct Multiplier {
     finish_tile(dk, dv);
     if constexpr (!M::kAlone) {
       if (!second)
-        for_sums([](std::uint32_t at, const float* x) {
-          store_shared_16(at, {__float_as_int(x[0]), __float_as_int(x[1]), __float_as_int(x[2]), __float_as_int(x[3])});
-        });
+        for_sums([](std::uint32_t at, const float* x) { store_shared(at, make_float4(x[0], x[1], x[2], x[3])); });
       sums += M::kSumBytes;
       if (!second) return;
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (p.redo_queries && to[h] && !is_finite(dq, h))
-        redo_query(batch, head, step.row + at.warp * 16 + at.lane / 4 + 8 * h);
+        p.redo_query(batch, head, step.row + at.warp * 16 + at.lane / 4 + 8 * h);
       store_row<E, 8>(to[h], dq, h, p.scale, at.quad(), p.chunks - column / 8);
-    }
-  }
-  /// Has the plain kernel redo the tile that a row of queries is of; rare, so it may look for it.
-  __device__ __forceinline__ void redo_query(int batch, int head, int row) const {
-    int tile = 0;
-    while (p.lists.q_tile[static_cast<std::size_t>(tile)].end <= row) ++tile;
-    p.redo_queries[p.row(batch, head) * static_cast<std::int64_t>(p.lists.q_tile.size()) + tile] = kWholeTile;
-    *p.any = 1;
-  }
-  __device__ __forceinline__ void store_keys(const Item& x, float (&dk)[D / 2], float (&dv)[D / 2]) const {
-    bool finite = true;
-    std::int64_t to[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = at.row + 8 * h;
-      const bool there = row < x.rows;
-      const int its = !there ? 0 : p.part_rows != 0 ? p.sum_row(x, row) : __ldg(p.lists.k_token.data() + x.row + row);
-      to[h] = there ? p.dk_rows.offset(x.batch, x.head, its) : -1;
-      if (p.redo && there) finite = finite && is_finite(dk, h) && is_finite(dv, h);
-    }
-    p.template mark<false>(x, at.half, finite);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const auto put = [&](void* base, auto& sums, float scale) {
-        if (p.part_rows == 0) {
-          store_row<E, D / 8>(to[h] >= 0 ? static_cast<Half*>(base) + to[h] : nullptr, sums, h, scale, at.quad(),
-                              p.chunks);
-        } else if (to[h] >= 0) {
-          add_row<D / 8>(sums, h, scale, nullptr, 0, at.quad(), p.chunks);
-          store_wide_row<D / 8>(static_cast<float*>(base) + to[h], sums, h, at.quad(), p.chunks);
-        }
-      };
-      put(p.dk, dk, p.scale), put(p.dv, dv, 1);
     }
   }
 
   /// The next steps of the i-th head, and dQ of them.
   __device__ __forceinline__ void visit_steps(int i, Walk& walk, float (&dk)[D / 2], float (&dv)[D / 2]) {
-    const std::uint32_t ds = from.base + M::ds, k_tile = from.kv.tile();
+    const std::uint32_t ds = from.base + M::ds, k_tile = from.owned.tile();
     const Step step = walk.take();
     if constexpr (M::kTogether == 2) {
       const Step other = walk.take();
@@ -342,7 +286,7 @@ template <class E, class M> struct Multiplier {
       float dk[D / 2], dv[D / 2];
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
-      from.kv.wait_full();
+      from.owned.wait_full();
       {
         const Item its = from.items.read();
         more = its.number >= 0, sums = from.base + M::sums;
@@ -352,30 +296,21 @@ template <class E, class M> struct Multiplier {
           while (walk.left > 0) visit_steps(i, walk, dk, dv);
         }
       }
-      from.kv.release();
-      from.kv.next();
+      from.owned.release();
+      from.owned.next();
       const Item x = from.items.read();
       from.items.next();
-      store_keys(x, dk, dv);
+      store_keys<E, true>(p, x, at.half, at.row, at.quad(), dk, dv);
     }
   }
 };
 
 template <class E, class M>
-__global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const __grid_constant__ Backward p) {
-  extern __shared__ __align__(1024) std::uint8_t memory[];
-  const int group = warpgroup();
-  const Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.kv, rings.queries);
-  if (group == 0) {
-    fewer_registers<kProducerRegisters>();
-    Loader<M> loader{p, rings, Gather(p.chunks)};
-    loader.run();
-    return;
-  }
-  more_registers<kConsumerRegisters>();
-  Multiplier<E, M> multiplier{p, Place(group), rings};
-  multiplier.run();
+__global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const __grid_constant__ OnePass p) {
+  run_block<Loader<M>, M>(p, [&](const Place& at, const Stages<M>& rings) {
+    Multiplier<E, M> multiplier{p, at, rings};
+    multiplier.run();
+  });
 }
 
 }  // namespace
@@ -383,11 +318,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   const auto run = [&]<class M>(Index group) {
     const auto with = [&](const Work& work) {
-      Backward p{work};
-      p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
-      p.dq = static_cast<Half*>(b.dq.data), p.dk = b.dk.data, p.dv = b.dv.data;
-      p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk), p.redo_queries = marks.queries;
-      p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+      OnePass p(work, b, marks);
       PartSums parts;
       if (p.part_rows != 0) {
         parts = part_sums(work, b, marks.sums, b.sizes.kv_heads, b.dk, b.dv);

@@ -29,15 +29,10 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 constexpr int kMultipliers = kMultiplying / kWarp;  // warps
 
-struct Backward : Work {
-  Operand q, k, v, d_o;
-  Half *dq, *dk, *dv;
-  Operand dq_rows, dk_rows;
-  const float *lse, *delta;
-  std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
-  const int4* meeting;          // two words each
-  float* sums;                  // of dQ, [batch, heads, tiles] of kSumBytes
-  std::uint32_t* added;         // [batch, heads, tiles]: how many parts of a sum are there; zero before
+struct AddedUp : OnePass {
+  const int4* meeting;   // two words each
+  float* sums;           // of dQ, [batch, heads, tiles] of kSumBytes
+  std::uint32_t* added;  // [batch, heads, tiles]: how many parts of a sum are there; zero before
   int tiles;
   Dispatch order;
   const float* slopes;  // with kDistances, of each head
@@ -148,20 +143,13 @@ template <class M> struct Room {
   __device__ std::uint32_t met(unsigned use) const {
     return base + M::meetings + use % M::kMeetings * static_cast<std::uint32_t>(sizeof(Meeting));
   }
-  __device__ std::uint32_t turn(unsigned use) const { return static_cast<std::uint32_t>(load_shared(met(use) + 8)); }
-  __device__ __forceinline__ Meeting read(unsigned use) const {
-    const int4 a = load_shared_16(met(use)), b = load_shared_16(met(use) + 16);
-    return {a.x,
-            a.y,
-            static_cast<std::uint32_t>(a.z),
-            a.w,
-            {static_cast<std::uint32_t>(b.x), static_cast<std::uint32_t>(b.y)},
-            b.z,
-            b.w};
+  __device__ std::uint32_t turn(unsigned use) const {
+    return static_cast<std::uint32_t>(load_shared<int>(met(use) + 8));
   }
+  __device__ __forceinline__ Meeting read(unsigned use) const { return load_shared<Meeting>(met(use)); }
 };
 
-__device__ __forceinline__ Item item_of(const Backward& p, int i) {
+__device__ __forceinline__ Item item_of(const AddedUp& p, int i) {
   Item x{};
   int call, owner;
   p.order.at(i, call, owner);
@@ -173,7 +161,7 @@ __device__ __forceinline__ Item item_of(const Backward& p, int i) {
 
 /// A warp that loads Q, L and K, and leads; or dO, Delta and V, and follows.
 template <class M, bool kLeads> struct Loader {
-  const Backward& p;
+  const AddedUp& p;
   const Room<M> room;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   unsigned tiles = 0, keys = 0;  // so far
@@ -261,11 +249,7 @@ template <class M, bool kLeads> struct Loader {
     landed<0>(place, keys++);
   }
   __device__ __forceinline__ void tell(unsigned use, const Meeting& x) const {
-    if (lane == 0) {
-      store_shared_16(room.met(use), {x.row, x.rows, static_cast<int>(x.turn), x.sum});
-      store_shared_16(room.met(use) + 16,
-                      {static_cast<int>(x.cells[0]), static_cast<int>(x.cells[1]), x.place, x.item});
-    }
+    if (lane == 0) store_shared(room.met(use), x);
     room.meeting.fill(use);
   }
   /// All that an item meets, one query head after the other.
@@ -282,8 +266,8 @@ template <class M, bool kLeads> struct Loader {
         const std::uint32_t end = n + 1 == its.steps && i + 1 == its.last_head ? Meeting::kEnd : 0;
         const Meeting x{a.x,
                         a.y,
-                        static_cast<std::uint32_t>(a.w) | first | end,
-                        static_cast<int>(p.row(its.batch, head)) * p.tiles + a.z,
+                        static_cast<std::uint32_t>(a.z) | first | end,
+                        static_cast<int>(p.row(its.batch, head)) * p.tiles + a.w,
                         {static_cast<std::uint32_t>(b.x), static_cast<std::uint32_t>(b.y)},
                         its.batch << 8 | head,
                         item};
@@ -318,7 +302,7 @@ template <class M, bool kLeads> struct Loader {
 
 /// One thread, that takes every second part of dQ.
 template <class M> struct Adder {
-  const Backward& p;
+  const AddedUp& p;
   const Room<M> room;
 
   static __device__ bool takes_back(std::uint32_t turn) {
@@ -375,7 +359,7 @@ template <class E, class M> struct Multiplier {
   using Weights = std::conditional_t<kPacked, Operands, Scores>;
   using Sums = float[D / 2];
   using Part = float[32];  // of dQ
-  const Backward& p;
+  const AddedUp& p;
   const int half;  // of the keys
   const Room<M> room;
   int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -421,7 +405,8 @@ template <class E, class M> struct Multiplier {
 
   /// Bits of the mask of a step.
   __device__ __forceinline__ std::uint32_t word_of(int step) const {
-    const auto cells = static_cast<std::uint32_t>(load_shared(room.met(tiles) + 16 + 4 * static_cast<unsigned>(step)));
+    const auto cells =
+        static_cast<std::uint32_t>(load_shared<int>(room.met(tiles) + 16 + 4 * static_cast<unsigned>(step)));
     const std::uint32_t cell = cells >> 16 * half & 0xffff;
     if (cell < Visits::kMasks) return cell == Visits::kFull ? ~0u : 0;
     return __ldg(p.mask + (cell - Visits::kMasks) * kWarpgroup + thread);
@@ -431,7 +416,7 @@ template <class E, class M> struct Multiplier {
   __device__ __forceinline__ void begin_scores(Scores& s, Early& l) const {
     const std::uint32_t lse = room.lse(tiles) + here().column();
 #pragma unroll
-    for (int c = 0; c < kEarly; ++c) l[c] = load_shared_pair(lse + static_cast<std::uint32_t>(c) * 32);
+    for (int c = 0; c < kEarly; ++c) l[c] = load_shared<float2>(lse + static_cast<std::uint32_t>(c) * 32);
     wgmma_begin();
     multiply_rows<E, Keys, Queries>(s, room.base + M::keys + rows(), room.q(tiles));
     wgmma_commit();
@@ -446,12 +431,13 @@ template <class E, class M> struct Multiplier {
     float slope = 0, apart = 0;  // of a lane's first score
     if constexpr (M::kDistances) {
       const Here at = here();
-      slope = -kLog2e * __ldg(p.slopes + (load_shared(room.met(tiles) + 24) & 0xff));
-      apart = static_cast<float>(p.apart + load_shared(room.met(tiles)) - own + 2 * at.quad() - half * 64 - at.row());
+      slope = -kLog2e * __ldg(p.slopes + (load_shared<int>(room.met(tiles) + 24) & 0xff));
+      apart =
+          static_cast<float>(p.apart + load_shared<int>(room.met(tiles)) - own + 2 * at.quad() - half * 64 - at.row());
     }
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      const float2 x = c < kEarly ? l[c % kEarly] : load_shared_pair(lse + static_cast<std::uint32_t>(c) * 32);
+      const float2 x = c < kEarly ? l[c % kEarly] : load_shared<float2>(lse + static_cast<std::uint32_t>(c) * 32);
       const float y[2] = {-(x.x * kLog2e), -(x.y * kLog2e)};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -490,7 +476,7 @@ template <class E, class M> struct Multiplier {
       if (turn >> Schedule::kRankShift > 0) {
 #pragma unroll
         for (std::uint32_t c = 0; c < 8; ++c) {
-          const int4 y = load_shared_16(part + c * (kWarpgroup * 16));
+          const int4 y = load_shared<int4>(part + c * (kWarpgroup * 16));
           x[4 * c] += __int_as_float(y.x), x[4 * c + 1] += __int_as_float(y.y);
           x[4 * c + 2] += __int_as_float(y.z), x[4 * c + 3] += __int_as_float(y.w);
         }
@@ -499,9 +485,9 @@ template <class E, class M> struct Multiplier {
     } else {
 #pragma unroll
       for (std::uint32_t c = 0; c < 8; ++c)
-        store_shared_16(part + c * (kWarpgroup * 16),
-                        make_int4(__float_as_int(x[4 * c]), __float_as_int(x[4 * c + 1]), __float_as_int(x[4 * c + 2]),
-                                  __float_as_int(x[4 * c + 3])));
+        store_shared(part + c * (kWarpgroup * 16),
+                     make_int4(__float_as_int(x[4 * c]), __float_as_int(x[4 * c + 1]), __float_as_int(x[4 * c + 2]),
+                               __float_as_int(x[4 * c + 3])));
     }
   }
   __device__ __forceinline__ void announce(unsigned use) const {
@@ -519,35 +505,8 @@ template <class E, class M> struct Multiplier {
           row < met.rows
               ? p.dq + p.dq_rows.offset(met.batch(), met.head(), __ldg(p.lists.q_token.data() + met.row + row)) + column
               : nullptr;
-      if (p.redo_queries && to && !is_finite(x, h)) redo_query(met.batch(), met.head(), met.row + row);
+      if (p.redo_queries && to && !is_finite(x, h)) p.redo_query(met.batch(), met.head(), met.row + row);
       store_row<E, 8>(to, x, h, p.scale, at.quad(), p.chunks - column / 8);
-    }
-  }
-  /// Has the plain kernel redo the tile that a row of queries is of; rare, so it may look for it.
-  __device__ __forceinline__ void redo_query(int batch, int head, int row) const {
-    int tile = 0;
-    while (p.lists.q_tile[static_cast<std::size_t>(tile)].end <= row) ++tile;
-    p.redo_queries[p.row(batch, head) * static_cast<std::int64_t>(p.lists.q_tile.size()) + tile] = kWholeTile;
-    *p.any = 1;
-  }
-  __device__ __forceinline__ void store_keys(const Item& x, const Sums& dk, const Sums& dv) const {
-    const Here at = here();
-    bool finite = true;
-    Half *to_k[2], *to_v[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = half * 64 + at.row() + 8 * h;
-      const bool there = row < x.rows;
-      const std::int64_t to =
-          there ? p.dk_rows.offset(x.batch, x.head, __ldg(p.lists.k_token.data() + x.row + row)) : 0;
-      to_k[h] = there ? p.dk + to : nullptr, to_v[h] = there ? p.dv + to : nullptr;
-      if (p.redo && there) finite = finite && is_finite(dk, h) && is_finite(dv, h);
-    }
-    p.template mark<false>(x, half, finite);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      store_row<E, D / 8>(to_k[h], dk, h, p.scale, at.quad(), p.chunks);
-      store_row<E, D / 8>(to_v[h], dv, h, 1.0f, at.quad(), p.chunks);
     }
   }
 
@@ -570,7 +529,7 @@ template <class E, class M> struct Multiplier {
     for (int k = 0; k < kQueries / 16; ++k) {  // sixteen queries at a time, so that s and t give way to a and b
 #pragma unroll
       for (int c = 2 * k; c < 2 * k + 2; ++c) {
-        const float2 x = load_shared_pair(delta + static_cast<std::uint32_t>(c) * 32);
+        const float2 x = load_shared<float2>(delta + static_cast<std::uint32_t>(c) * 32);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float2 p;
@@ -608,7 +567,7 @@ template <class E, class M> struct Multiplier {
       room.slope.release(other);
       hand_over(x, other, before, sum_offered);
     }
-    tiles = static_cast<unsigned>(warp_uniform(static_cast<int>(use + 1)));
+    tiles = warp_uniform(use + 1);
     before = turn;
     if constexpr (kLast) {
       if (follows) announce(other);
@@ -622,7 +581,7 @@ template <class E, class M> struct Multiplier {
       begin_scores(s_next, l);
       if (!d_o_there) room.d_out.wait_full(tiles);
       begin_slopes(t_next);
-      turn = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(turn)));
+      turn = warp_uniform(turn);
       wgmma_wait<1>();
       fence_operand(s_next);
       weigh(weights_next, s_next, l, turn);
@@ -674,18 +633,19 @@ template <class E, class M> struct Multiplier {
   __device__ __forceinline__ void run() {
     for (;;) {
       room.meeting.wait_full(tiles);
-      const auto turn = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(room.turn(tiles))));
+      const auto turn = warp_uniform(room.turn(tiles));
       if (turn & Meeting::kStop) return;
       if constexpr (M::kDistances) own = item_of(p, room.read(tiles).item).row;
       Sums dk, dv;
       meet_all(turn, dk, dv);
-      store_keys(item_of(p, room.read(tiles - 1).item), dk, dv);
+      const Here at = here();
+      store_keys<E, false>(p, item_of(p, room.read(tiles - 1).item), half, half * 64 + at.row(), at.quad(), dk, dv);
     }
   }
 };
 
 template <class E, class M>
-__global__ void __launch_bounds__(kThreads, 1) one_pass_backward_kernel(const __grid_constant__ Backward p) {
+__global__ void __launch_bounds__(kThreads, 1) one_pass_backward_kernel(const __grid_constant__ AddedUp p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
   const Room<M> room(shared_address(memory));
@@ -734,7 +694,7 @@ bool make_map(CUtensorMap& map, const Operand& x, DType type, const AttentionSiz
 template <class E, int D>
 void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& marks, const PartialSums& sums) {
   const auto run = [&]<class M>() {
-    Backward p{work_of<true>(where, b, marks, 0)};
+    AddedUp p{{work_of<true>(where, b, marks, 0), b, marks}};
     const ScheduleView& schedule = schedule_on_device(*b.tiling, where, M::kQueries);
     p.side.owner = schedule.owner;
     p.order = Dispatch(b.sizes.batch * p.slots.d, std::ssize(schedule.owner),
@@ -742,10 +702,6 @@ void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& m
                        properties(where.device).multiprocessors);
     p.meeting = reinterpret_cast<const int4*>(schedule.meeting.data());
     p.tiles = static_cast<int>(schedule.tiles), p.sums = sums.of_queries, p.added = sums.added, p.taken = sums.taken;
-    p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
-    p.dq = static_cast<Half*>(b.dq.data), p.dk = static_cast<Half*>(b.dk.data), p.dv = static_cast<Half*>(b.dv.data);
-    p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk), p.redo_queries = marks.queries;
-    p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
     if constexpr (M::kDistances) {
       p.slopes = static_cast<const float*>(b.terms->slopes);
       p.apart = b.tiling->q_names()[0] - b.tiling->k_names()[0];

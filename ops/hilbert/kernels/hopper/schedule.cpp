@@ -29,7 +29,7 @@ void append(Schedule& out, const VisitSide::Owner& own, const std::vector<Tiling
   const auto tile = std::ranges::upper_bound(tiles, row, {}, &Tiling::Range::begin) - tiles.begin() - 1;
   const Tiling::Range rows = tiles[at(tile)];
   if (std::ssize(out.meeting) == own.first || out.meeting.back().tile != tile)
-    out.meeting.push_back({rows.begin, rows.end - rows.begin, narrow(tile), 0});
+    out.meeting.push_back({rows.begin, rows.end - rows.begin, 0, narrow(tile)});
   out.meeting.back().cell[at((row - rows.begin) / kCell)] = cell;
 }
 
@@ -48,7 +48,7 @@ Schedule schedule_of(const Visits& visits, Index queries) {
   const std::vector<Tiling::Range> tiles = tiles_of(visits.queries, narrow(queries));
   std::vector<std::uint32_t> ranks(tiles.size());
   for (VisitSide::Owner own : visits.keys.owner) {
-    const auto its = std::span(visits.keys.visit).subspan(at(own.first), at(own.visits));
+    const auto its = visits.keys.of(own);
     own.first = narrow(out.meeting.size());
     for (const VisitSide::Visit& v : its)
       for (std::int32_t row = 0; row < v.rows; row += kCell) append(out, own, tiles, v.row + row, v.cell);

@@ -13,11 +13,12 @@ namespace hilt::kernels::hopper {
 /// for nobody: if blocks take owners in order, one can always go on, however few there are.
 struct Schedule {
   /// A tile of queries: one step of an owner of queries, or both.
-  struct Meeting {
-    std::int32_t row, rows, tile;
-    std::uint32_t turn;                                  // rank and flags
+  struct alignas(16) Meeting {
+    std::int32_t row, rows;
+    std::uint32_t turn;  // rank and flags
+    std::int32_t tile;
     std::array<std::array<std::uint16_t, 2>, 2> cell{};  // of each step, for each half of the owner's keys
-    std::array<std::int32_t, 2> unused{};
+    std::int32_t place = 0, item = 0;                    // in a kernel: batch and head, and which owner's
   };
   static_assert(sizeof(Meeting) == 32);        // the kernel reads two times sixteen bytes
   static constexpr std::uint32_t kLast = 1;    // no rank is higher

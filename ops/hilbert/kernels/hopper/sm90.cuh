@@ -16,8 +16,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 }
 /// Tells the compiler that a warp agrees on x: what depends on it can stay in uniform registers,
 /// from which wgmma takes its operands without a move each.
-__device__ __forceinline__ int warp_uniform(int x) {
-  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
+template <class Int> __device__ __forceinline__ Int warp_uniform(Int x) {
+  return static_cast<Int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
 /// This thread's warpgroup.
 __device__ __forceinline__ int warpgroup() { return warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup); }
@@ -210,39 +210,36 @@ template <class E> __device__ __forceinline__ float2 unpack_pair(std::uint32_t x
   asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(r.x), "=f"(r.y) : "r"(x));
   return r;
 }
-__device__ __forceinline__ float2 load_shared_pair(std::uint32_t at) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
-  return v;
+/// A T of 4 bytes, 8 or some times 16 in shared memory.
+template <class T> __device__ __forceinline__ T load_shared(std::uint32_t at) {
+  std::uint32_t w[sizeof(T) / 4];
+  if constexpr (sizeof(T) == 4) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w[0]) : "r"(at) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at) : "memory");
+  else
+#pragma unroll
+    for (std::uint32_t i = 0; i < sizeof(T) / 4; i += 4)
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
+                   : "r"(at + 4 * i)
+                   : "memory");
+  T x;
+  memcpy(&x, w, sizeof(T));
+  return x;
 }
-__device__ __forceinline__ int2 load_shared_ints(std::uint32_t at) {
-  int2 v;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-  return v;
+template <class T> __device__ __forceinline__ void store_shared(std::uint32_t at, const T& x) {
+  std::uint32_t w[sizeof(T) / 4];
+  memcpy(w, &x, sizeof(T));
+  if constexpr (sizeof(T) == 4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(w[0]) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(w[0]), "r"(w[1]) : "memory");
+  else
+#pragma unroll
+    for (std::uint32_t i = 0; i < sizeof(T) / 4; i += 4)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
+                   "r"(w[i + 2]), "r"(w[i + 3])
+                   : "memory");
 }
-__device__ __forceinline__ int4 load_shared_16(std::uint32_t at) {
-  int4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(at)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_shared_16(std::uint32_t at, int4 v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ __forceinline__ int load_shared(std::uint32_t at) {
-  int v;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_shared(std::uint32_t at, int v) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_shared_pair(std::uint32_t at, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
-}
-
 /// Division by a number that the host knows, for numerators below 2^31: a product instead of some
 /// forty instructions.
 struct Divisor {

@@ -25,13 +25,13 @@ namespace {
 using namespace kernels::hopper;
 
 /// Two operands whose rows belong together: (K, V) or (Q, dO), and the list of their tokens.
-struct Pair {
+struct Operands {
   Operand a, b;
   std::span<const std::int32_t> token;
 };
 
 struct Pass : Work {
-  Pair own, stream;
+  Operands own, stream;
   void *to_a, *to_b;  // gradients of what is owned, of 16 bits or, where `wide`, f32; dQ alone for queries
   Operand to;
   const float *before_a, *before_b;  // with kAdds: the sums so far, or null
@@ -45,7 +45,7 @@ struct Pass : Work {
 
 template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
-  static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128;
+  static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128, kBehind = false;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
@@ -55,52 +55,41 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int kStages = D == 64    ? 6
                                  : D <= 128 ? 3
                                             : (kSplit || D == 192 ? 5 : 3) - (kTerms ? 1 + (!kKeys && D == 192) : 0);
-  using Own = Tile<D, kOwned>;
-  using Stream = Tile<D, kCell>;
-  using OwnRing = Ring<D == 64 || (!kTerms && D <= 128) || (kSplit && D == 192) ? 2 : 1, 2 * Own::kBytes>;
-  using StreamRing = Ring<kStages, kTiles * Stream::kBytes>;
-  using Items = Records<OwnRing::kStages>;
+  using OwnedTile = Tile<D, kOwned>;
+  using StreamedTile = Tile<D, kCell>;
+  using OwnedRing = Ring<D == 64 || (!kTerms && D <= 128) || (kSplit && D == 192) ? 2 : 1, 2 * OwnedTile::kBytes>;
+  using StreamedRing = Ring<kStages, kTiles * StreamedTile::kBytes>;
+  using Items = Records<OwnedRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t kStepBytes = 16;        // its row and mask, what is known of it, and of the next one
   // With terms: what they see of streamed rows, tables, and where warps add up slopes.
   static constexpr std::uint32_t kSiteBytes = kTerms ? kCell * kPlanes * 4 : 0, kTable = kTerms ? kTableBytes<D> : 0,
                                  kScratch = kTerms && !kKeys ? TermCollector<D>::kBytes : 0;
-  static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
+  static constexpr std::uint32_t owned = 0, streamed = owned + OwnedRing::kBytes,
+                                 statistic = streamed + StreamedRing::kBytes,
                                  steps = statistic + (kKeys ? kStages * kTiles * kRowBytes : 0),
                                  sites = steps + kStages * kStepBytes, tables = sites + kStages * kSiteBytes,
-                                 scratch = tables + OwnRing::kStages * kTable,
+                                 scratch = tables + OwnedRing::kStages * kTable,
                                  items = scratch + kMultiplying / kWarp * kScratch, turns = items + Items::kBytes,
-                                 barriers = turns + 8, size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
+                                 barriers = turns + 8, size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
   static_assert(size <= kMostShared);
 };
-template <class M> struct Rings {
-  const std::uint32_t base;
-  typename M::OwnRing own;
-  typename M::StreamRing stream;
-  typename M::Items items;
-  __device__ Rings(std::uint32_t at, bool loads)
-      : base(at),
-        own(base + M::own, base + M::barriers, loads),
-        stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads),
-        items{base + M::items} {}
+template <class M> struct Stages : Rings<M> {
+  using Rings<M>::Rings, Rings<M>::base, Rings<M>::streamed;
   /// The stage of a step's second tile.
   __device__ auto second() const {
-    auto other = stream;
+    auto other = streamed;
     if constexpr (M::kTiles == 1) other.next();
     return other;
   }
   __device__ void wait_for_step() const {
-    stream.wait_full();
+    streamed.wait_full();
     if constexpr (M::kTiles == 1) second().wait_full();
   }
-  __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kTiles * M::kRowBytes); }
-  __device__ std::uint32_t step() const { return stream.row(base + M::steps, M::kStepBytes); }
-  __device__ std::uint32_t table() const { return own.row(base + M::tables, M::kTable); }
-  __device__ std::uint32_t sites() const { return stream.row(base + M::sites, M::kSiteBytes); }
+  __device__ std::uint32_t statistic() const { return streamed.row(base + M::statistic, M::kTiles * M::kRowBytes); }
+  __device__ std::uint32_t step() const { return streamed.row(base + M::steps, M::kStepBytes); }
   /// What is known of this step, or 1: of the next one, early.
-  __device__ std::uint32_t known(std::uint32_t next) const {
-    return static_cast<std::uint32_t>(load_shared(step() + 8 + 4 * next));
-  }
+  __device__ std::uint32_t known(std::uint32_t next) const { return load_shared<std::uint32_t>(step() + 8 + 4 * next); }
 };
 
 /// The cells of a step, or kRun and how many steps from it on are full.
@@ -126,7 +115,7 @@ template <bool kKeys, class F> __device__ __forceinline__ void for_heads(const P
 
 template <class M> struct Loader {
   const Pass& p;
-  Rings<M> to;
+  Stages<M> to;
   const Gather gather;
   Walk walk;
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
@@ -146,28 +135,29 @@ template <class M> struct Loader {
     walk = Walk(p, x);
     fetch_step();
   }
-  __device__ __forceinline__ void run() {
-    for_items(
-        p, to.base + M::turns, to.items, to.own, [&](int i) { return item_of<M>(p, i); },
-        [&](const Item& x) { begin(x); },
-        [&](const Item& x, const Item& next) { load_owned(x, next), load_stream(x), begin(next); });
+  __device__ __forceinline__ Item item(int i) const { return item_of<M>(p, i); }
+  __device__ __forceinline__ void load(const Item& x, const Item& next) {
+    load_owned(x, next);
+    load_stream(x);
+    begin(next);
   }
   /// Loads an item's own rows.
   __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
-    using Own = typename M::Own;
-    to.own.wait_empty();
+    using OwnedTile = typename M::OwnedTile;
+    to.owned.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
       constexpr int kEach = M::kOwned / 16;
-      const std::uint32_t tile = to.own.tile();
+      const std::uint32_t tile = to.owned.tile();
       const bool all = x.rows - x.part * kCell >= M::kOwned && p.chunks == M::D / 8;
-      gather.copy_held<Own, kEach>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token, all);
-      gather.copy_held<Own, kEach>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token, all);
+      gather.copy_held<OwnedTile, kEach>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token, all);
+      gather.copy_held<OwnedTile, kEach>(tile + OwnedTile::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token,
+                                         all);
     }
     if constexpr (M::kTerms)  // of keys, the first head's
       copy_table(p.terms, M::kKeys ? p.query_head[x.first_head] : x.head, to.table(), !M::kKeys);
-    announce(to.own.full());
-    to.own.next();
+    announce(to.owned.full());
+    to.owned.next();
   }
   /// And the tiles that stream by, with L and Delta of queries.
   __device__ __forceinline__ void load_stream(const Item& x) {
@@ -184,26 +174,28 @@ template <class M> struct Loader {
         gather.hand_out(held, token);
         const auto copy_tile = [&](int second, const Half* base, int stride, const float* statistic) {
           const auto place = static_cast<std::uint32_t>(M::kTiles == 2 ? second : 0);
-          gather.copy<typename M::Stream>(to.stream.tile() + place * M::Stream::kBytes, token, base, stride, its_whole);
+          gather.copy<typename M::StreamedTile>(to.streamed.tile() + place * M::StreamedTile::kBytes, token, base,
+                                                stride, its_whole);
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + place * M::kRowBytes + static_cast<std::uint32_t>(gather.mine) * 4,
                    statistic + statistics + max(held, 0), held >= 0);
         };
-        to.stream.wait_empty();
+        to.streamed.wait_empty();
         its.w = static_cast<int>(known);
-        if (threadIdx.x == 0) store_shared_16(to.step(), its);
+        if (threadIdx.x == 0) store_shared(to.step(), its);
         if constexpr (M::kTerms)
           if (gather.mine < kCell)
-            copy_site<kCell>(p.terms, to.sites(), gather.mine, its.x + (held >= 0 ? gather.mine : 0), held >= 0);
+            copy_site<kCell>(p.terms, to.sites(to.streamed), gather.mine, its.x + (held >= 0 ? gather.mine : 0),
+                             held >= 0);
         copy_tile(0, a, p.stream.a.token, p.lse);
         if constexpr (M::kTiles == 1) {
-          announce(to.stream.full());
-          to.stream.next();
-          to.stream.wait_empty();
+          announce(to.streamed.full());
+          to.streamed.next();
+          to.streamed.wait_empty();
         }
         copy_tile(1, b, p.stream.b.token, p.delta);
-        announce(to.stream.full());
-        to.stream.next();
+        announce(to.streamed.full());
+        to.streamed.next();
       }
     });
   }
@@ -216,12 +208,12 @@ template <class M> struct Loader {
 template <class E, class M, int N> struct Accumulate {
   static constexpr int D = M::D;
   static constexpr bool kDrops = M::kDrops, kTerms = M::kTerms;
-  using Own = typename M::Own;
-  using Stream = typename M::Stream;
+  using OwnedTile = typename M::OwnedTile;
+  using StreamedTile = typename M::StreamedTile;
   const Pass& p;
   const Place& at;  // kSplit: both warpgroups at the same rows
   const int role;   // kSplit: 0 sums dK, 1 dV
-  Rings<M>& from;
+  Stages<M>& from;
   const ByRow &lse, &delta;
   float (&da)[D / 2];
   float (&db)[N];
@@ -285,36 +277,36 @@ template <class E, class M, int N> struct Accumulate {
     TermCollector<D>::empty(p.terms.sums, scratch(), head >= 0 ? share(head) : nullptr);
   }
   __device__ __forceinline__ void skip() const {
-    for (int i = 0; i < 2; i += M::kTiles) from.stream.release(), from.stream.next();
+    for (int i = 0; i < 2; i += M::kTiles) from.streamed.release(), from.streamed.next();
   }
   /// dV of a step: S^T alone.
   __device__ __forceinline__ void values(const Item& x, const Step& step, bool first, int own_row, int head) const {
     float s[32];
-    const std::uint32_t own = from.own.tile(), lse_at = from.statistic();
+    const std::uint32_t own = from.owned.tile(), lse_at = from.statistic();
     const int cell = step.cell(at.half);
     std::uint32_t word = ~0u;
     if (cell != Visits::kFull) word = word_of(p, step, at);
     wgmma_begin();
-    multiply_rows<E, Own, Stream>(s, own, from.stream.tile());
+    multiply_rows<E, OwnedTile, StreamedTile>(s, own, from.streamed.tile());
     wgmma_commit();
     if constexpr (kDrops)
       if (p.drops != 0) word &= survivors<false>(p, stream_of(x, head), own_row, step.row, at);
     wgmma_wait<0>();
     fence_operand(s);
-    if constexpr (kTerms) word &= terms(x, head, from.sites()).add(s, p.scale, nullptr);
+    if constexpr (kTerms) word &= terms(x, head, from.sites(from.streamed)).add(s, p.scale, nullptr);
     for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
-    from.stream.release();
-    from.stream.next();
+    from.streamed.release();
+    from.streamed.next();
     if (kDrops || cell != Visits::kFull) mask(s, 0, word, 0.0f);
     std::uint32_t weights[4][4];
     pack<E>(weights, s);
     wgmma_begin();
-    multiply<E, Stream>(da, weights, from.stream.tile(), !first);
+    multiply<E, StreamedTile>(da, weights, from.streamed.tile(), !first);
     wgmma_commit();
     wgmma_wait<0>();
     fence_operand(da);
-    from.stream.release();
-    from.stream.next();
+    from.streamed.release();
+    from.streamed.next();
   }
   /// A step, or `n` that are full; `ahead`: what is known of the one behind. own_row, head: with
   /// kDrops, where owned rows begin, and which head it is.
@@ -322,23 +314,23 @@ template <class E, class M, int N> struct Accumulate {
   __device__ __forceinline__ void run(const Item& x, const Step& step, int n, bool first, std::uint32_t& ahead,
                                       int own_row, int head) const {
     constexpr bool kBoth = M::kKeys && !M::kSplit;
-    const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
+    const std::uint32_t own = from.owned.tile() + (M::kSplit ? 0 : at.rows());
     std::uint32_t word = ~0u;
     if (kMasked && step.cell(at.half) != Visits::kFull) word = word_of(p, step, at);
 #pragma unroll 1
     for (;;) {
       float s[32], t[32];
-      const auto here = from.stream, there = from.second();
-      const std::uint32_t a = here.tile(), b = M::kTiles == 2 ? a + Stream::kBytes : there.tile(),
-                          lse_at = from.statistic(), sites = from.sites();
+      const auto here = from.streamed, there = from.second();
+      const std::uint32_t a = here.tile(), b = M::kTiles == 2 ? a + StreamedTile::kBytes : there.tile(),
+                          lse_at = from.statistic(), sites = from.sites(from.streamed);
       wgmma_begin();
-      multiply_rows<E, Own, Stream>(s, own, a);
+      multiply_rows<E, OwnedTile, StreamedTile>(s, own, a);
       wgmma_commit();
-      from.stream = there;
+      from.streamed = there;
       const std::uint32_t delta_at = M::kTiles == 2 ? lse_at + M::kRowBytes : from.statistic();
       const auto multiply_second = [&] {
         wgmma_begin();
-        multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
+        multiply_rows<E, OwnedTile, StreamedTile>(t, own + OwnedTile::kBytes, b);
         wgmma_commit();
       };
       constexpr bool kLate = kTerms && D > 64;  // terms want its registers
@@ -368,15 +360,15 @@ template <class E, class M, int N> struct Accumulate {
       if constexpr (kTerms) collect(x, head, t, sites), terms(x, head, sites).through_cap(t, slope);
       pack<E>(slopes, t);
       wgmma_begin();
-      if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
-      multiply<E, Stream>(da, slopes, a, !first);
+      if constexpr (kBoth) multiply<E, StreamedTile>(db, weights, b, !first);
+      multiply<E, StreamedTile>(da, slopes, a, !first);
       wgmma_commit();
       wgmma_wait<0>();
       fence_operand(da);
       if constexpr (kBoth) fence_operand(db);
       if constexpr (kBoth && M::kTiles == 1) there.release();
       here.release();
-      from.stream.next();
+      from.streamed.next();
       if (kMasked || kDrops || M::kTiles == 1 || --n == 0) return;
       first = false;
       from.wait_for_step();
@@ -433,101 +425,91 @@ __device__ __forceinline__ void store(const Pass& p, const Item& x, const Place&
 
 template <class E, class M, bool kAdds>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
-  extern __shared__ __align__(1024) std::uint8_t memory[];
   constexpr int D = M::D;
-  const int group = warpgroup();
-  Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.own, rings.stream);
-  if (group == 0) {
-    fewer_registers<M::kProducerRegisters>();
-    Loader<M> loader{p, rings, Gather(p.chunks)};
-    loader.run();
-    return;
-  }
-  more_registers<M::kConsumerRegisters>();
-  Place at(group);
-  const int role = at.half;
-  float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
-  int shared_head = -1;  // whose shares lie near
-  for (bool more = true; more;) {
-    rings.own.wait_full();
-    bool first = true;
-    int token[2];
-    {
-      const Item x = rings.items.read();
-      more = x.number >= 0;
-      if constexpr (M::kSplit) at.row += (x.part - at.half) * kCell, at.half = x.part;
-      tokens_of(p, x, at, token);
-      ByRow lse{}, delta{};  // of owned queries
-      if constexpr (!M::kKeys) statistics_of(p, x, token, lse, delta);
-      RowSite owned[2];
-      if constexpr (M::kTerms) {
+  run_block<Loader<M>, M>(p, [&](Place at, Stages<M> rings) {
+    const int role = at.half;
+    float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
+    int shared_head = -1;  // whose shares lie near
+    for (bool more = true; more;) {
+      rings.owned.wait_full();
+      bool first = true;
+      int token[2];
+      {
+        const Item x = rings.items.read();
+        more = x.number >= 0;
+        if constexpr (M::kSplit) at.row += (x.part - at.half) * kCell, at.half = x.part;
+        tokens_of(p, x, at, token);
+        ByRow lse{}, delta{};  // of owned queries
+        if constexpr (!M::kKeys) statistics_of(p, x, token, lse, delta);
+        RowSite owned[2];
+        if constexpr (M::kTerms) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) owned[h] = p.terms.own_site(x, at.row + 8 * h);
-      }
-      TermCollector<D> collected;
-      int step_row[1] = {};
-      const Accumulate<E, M, sizeof(db) / 4> accumulate{p,  at, role,     rings, lse,      delta,
-                                                        da, db, step_row, owned, collected};
-      if constexpr (M::kTerms && !M::kKeys)
-        if (!more || x.head != shared_head) accumulate.empty(shared_head), shared_head = x.head;
-      const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
-      int head = 0;
-      std::uint32_t known = 0;  // of a step, read with the one before
-      int slot = x.first_head, in_head = 0;
+          for (int h = 0; h < 2; ++h) owned[h] = p.terms.own_site(x, at.row + 8 * h);
+        }
+        TermCollector<D> collected;
+        int step_row[1] = {};
+        const Accumulate<E, M, sizeof(db) / 4> accumulate{p,  at, role,     rings, lse,      delta,
+                                                          da, db, step_row, owned, collected};
+        if constexpr (M::kTerms && !M::kKeys)
+          if (!more || x.head != shared_head) accumulate.empty(shared_head), shared_head = x.head;
+        const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
+        int head = 0;
+        std::uint32_t known = 0;  // of a step, read with the one before
+        int slot = x.first_head, in_head = 0;
 #pragma unroll 1
-      for (int all = heads * x.steps, left = all; left > 0;) {
-        rings.wait_for_step();
-        if (left == all) known = agreed_cells(rings.known(0));
-        std::uint32_t ahead = rings.known(1);
-        const bool runs = known & kRun;
-        const int n = runs ? static_cast<int>(known & ~kRun) : 1;
-        const std::uint32_t cells = runs ? Step::kAllFull : known;
-        Step step{0, 0, cells};
-        if (M::kDrops || step.cell(at.half) == Visits::kCompare) {
-          const int4 its = load_shared_16(rings.step());
-          step.row = its.x, step.mask = its.y;
-          if constexpr (M::kTerms) step_row[0] = its.x;
+        for (int all = heads * x.steps, left = all; left > 0;) {
+          rings.wait_for_step();
+          if (left == all) known = warp_uniform(rings.known(0));
+          std::uint32_t ahead = rings.known(1);
+          const bool runs = known & kRun;
+          const int n = runs ? static_cast<int>(known & ~kRun) : 1;
+          const std::uint32_t cells = runs ? Step::kAllFull : known;
+          Step step{0, 0, cells};
+          if (M::kDrops || step.cell(at.half) == Visits::kCompare) {
+            const auto its = load_shared<int4>(rings.step());
+            step.row = its.x, step.mask = its.y;
+            if constexpr (M::kTerms) step_row[0] = its.x;
+          }
+          if constexpr (M::kDrops) {
+            if (in_head == 0) in_head = x.steps, head = M::kKeys ? p.query_head[slot++] : x.head;
+            --in_head;
+          }
+          const int cell = step.cell(at.half);
+          if (cell == Visits::kEmpty) accumulate.skip();
+          else if (M::kSplit && role == 1) accumulate.values(x, step, first, own_row, head);
+          else if (!M::kTerms && cell == Visits::kFull)
+            accumulate.template run<false>(x, step, n, first, ahead, own_row, head);
+          else accumulate.template run<true>(x, step, n, first, ahead, own_row, head);
+          first = first && cell == Visits::kEmpty;
+          left -= n;
+          known = warp_uniform(ahead);
+          if constexpr (M::kTerms)
+            if (in_head == 0) accumulate.close(x, head);
         }
-        if constexpr (M::kDrops) {
-          if (in_head == 0) in_head = x.steps, head = M::kKeys ? p.query_head[slot++] : x.head;
-          --in_head;
+      }
+      rings.owned.release();
+      rings.owned.next();
+      if (first) {
+#pragma unroll
+        for (float& y : da) y = 0;
+#pragma unroll
+        for (float& y : db) y = 0;
+      }
+      const Item x = rings.items.read();
+      rings.items.next();
+      bool finite = true;
+      if (p.redo) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          finite = finite && (token[h] < 0 || is_finite(da, h));
+          if constexpr (M::kKeys && !M::kSplit) finite = finite && (token[h] < 0 || is_finite(db, h));
         }
-        const int cell = step.cell(at.half);
-        if (cell == Visits::kEmpty) accumulate.skip();
-        else if (M::kSplit && role == 1) accumulate.values(x, step, first, own_row, head);
-        else if (!M::kTerms && cell == Visits::kFull)
-          accumulate.template run<false>(x, step, n, first, ahead, own_row, head);
-        else accumulate.template run<true>(x, step, n, first, ahead, own_row, head);
-        first = first && cell == Visits::kEmpty;
-        left -= n;
-        known = agreed_cells(ahead);
-        if constexpr (M::kTerms)
-          if (in_head == 0) accumulate.close(x, head);
       }
+      finite = p.template mark<M::kSplit>(x, at.half, finite);
+      const bool stays = kAdds && p.before_a == p.to_a && first;  // as it was
+      if (!stays) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
     }
-    rings.own.release();
-    rings.own.next();
-    if (first) {
-#pragma unroll
-      for (float& y : da) y = 0;
-#pragma unroll
-      for (float& y : db) y = 0;
-    }
-    const Item x = rings.items.read();
-    rings.items.next();
-    bool finite = true;
-    if (p.redo) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        finite = finite && (token[h] < 0 || is_finite(da, h));
-        if constexpr (M::kKeys && !M::kSplit) finite = finite && (token[h] < 0 || is_finite(db, h));
-      }
-    }
-    finite = p.template mark<M::kSplit>(x, at.half, finite);
-    const bool stays = kAdds && p.before_a == p.to_a && first;  // as it was
-    if (!stays) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
-  }
+  });
 }
 
 }  // namespace
@@ -542,8 +524,8 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
     if (!to_a.data) return;
     part.tiling = &walked(b, M::kKeys);
     const TilingView& view = on_device(*part.tiling, where);
-    const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
-    const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
+    const Operands keys{operand_of(b.k), operand_of(b.v), view.k_token};
+    const Operands queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
     const std::span<const std::int32_t> known = M::kKeys ? view.k_known : view.q_known;
     // Rows' sums of terms' gradients are an owner's alone.
     for_portions<M::kKeys>(where, part, marks, !b.d_terms, [&](const Work& work) {

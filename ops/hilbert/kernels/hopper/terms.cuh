@@ -136,7 +136,7 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
     const std::uint32_t at = columns + static_cast<std::uint32_t>(plane * kColumns + first()) * 4;
 #pragma unroll
     for (int c = 0; c < kColumns / 8; ++c) {
-      const int2 x = load_shared_ints(at + static_cast<std::uint32_t>(c) * 32);
+      const int2 x = load_shared<int2>(at + static_cast<std::uint32_t>(c) * 32);
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         f(4 * c + 2 * r, r, first() + 8 * c, x.x), f(4 * c + 2 * r + 1, r, first() + 8 * c + 1, x.y);
@@ -147,7 +147,7 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
     if (t.of.slopes_on_grid) {
       const std::uint32_t frames = columns + 2 * kColumns * 4;
       each(1, [&](int i, int r, int column, int yx) {
-        const int frame = load_shared(frames + static_cast<std::uint32_t>(column) * 4);
+        const int frame = load_shared<int>(frames + static_cast<std::uint32_t>(column) * 4);
         f(i, static_cast<float>(abs((own[r].yx >> 16) - (yx >> 16)) + abs((own[r].yx & 0xffff) - (yx & 0xffff)) +
                                 abs(own[r].frame - frame)));
       });
@@ -183,8 +183,8 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
     const int plane = t.of.table_on_grid;
     if (t.near && t.of.table_on_grid && t.factors != 0 && t.of.reach.a == 0) {
       each(plane, [&](int i, int r, int, int x) {
-        s[i] += __int_as_float(load_shared(
-            __dp2a_lo(t.place(mine[r], static_cast<unsigned>(x)), static_cast<unsigned>(t.factors), table)));
+        s[i] += load_shared<float>(
+            __dp2a_lo(t.place(mine[r], static_cast<unsigned>(x)), static_cast<unsigned>(t.factors), table));
       });
       return;
     }
@@ -193,8 +193,8 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
     each(plane, [&](int i, int r, int column, int x) {
       int at = t.entry(t.place(mine[r], static_cast<unsigned>(x)));
       if (t.of.reach.a > 0)
-        at += t.frame_entry(own[r].frame, load_shared(frames + static_cast<std::uint32_t>(column) * 4));
-      if (t.near) s[i] += __int_as_float(load_shared(table + static_cast<std::uint32_t>(at) * 4));
+        at += t.frame_entry(own[r].frame, load_shared<int>(frames + static_cast<std::uint32_t>(column) * 4));
+      if (t.near) s[i] += load_shared<float>(table + static_cast<std::uint32_t>(at) * 4);
       else s[i] += __ldg(far + (kQueries ? static_cast<int>(t.of.entries) - 1 - at : at));
     });
   }
@@ -311,7 +311,7 @@ template <int D> struct TermCollector {
     __syncwarp();
     for (std::uint32_t i = threadIdx.x % kWarp; i < share_count(sums); i += kWarp) {
       const std::uint32_t at = scratch + kRows + 4 * i;
-      if (share) share[i] += __int_as_float(load_shared(at));
+      if (share) share[i] += load_shared<float>(at);
       store_shared(at, 0);
     }
     __syncwarp();
@@ -320,10 +320,8 @@ template <int D> struct TermCollector {
  private:
   struct Near {
     std::uint32_t first;
-    __device__ float get(int i) const { return __int_as_float(load_shared(first + static_cast<std::uint32_t>(i) * 4)); }
-    __device__ void put(int i, float x) const {
-      store_shared(first + static_cast<std::uint32_t>(i) * 4, __float_as_int(x));
-    }
+    __device__ float get(int i) const { return load_shared<float>(first + static_cast<std::uint32_t>(i) * 4); }
+    __device__ void put(int i, float x) const { store_shared(first + static_cast<std::uint32_t>(i) * 4, x); }
   };
   struct Far {
     float* first;
@@ -340,7 +338,7 @@ template <int D> struct TermCollector {
       return scratch + static_cast<std::uint32_t>(row) * kPitch + static_cast<std::uint32_t>(column) * 4;
     };
     const auto seen = [&](int plane, int column) {
-      return load_shared(lane.columns + static_cast<std::uint32_t>(plane * kCell + column) * 4);
+      return load_shared<int>(lane.columns + static_cast<std::uint32_t>(plane * kCell + column) * 4);
     };
     const int on_grid = t.of.table_on_grid, frames = t.of.reach.a > 0, last = static_cast<int>(t.of.entries) - 1;
     const int key[2] = {seen(on_grid, its), seen(on_grid, its + 32)};
@@ -351,7 +349,7 @@ template <int D> struct TermCollector {
       __syncwarp();
 #pragma unroll
       for (int c = 0; c < 8; ++c)
-        store_shared_pair(at_of(its / 4, 8 * c + its % 4 * 2), ds[4 * c + 2 * h], ds[4 * c + 2 * h + 1]);
+        store_shared(at_of(its / 4, 8 * c + its % 4 * 2), make_float2(ds[4 * c + 2 * h], ds[4 * c + 2 * h + 1]));
       __syncwarp();
 #pragma unroll
       for (int r = 0; r < 8 / kWarpShares; ++r)
@@ -365,7 +363,7 @@ template <int D> struct TermCollector {
             const int row = r + 8 / kWarpShares * i;
             const auto query = static_cast<unsigned>(__shfl_sync(~0u, own, 4 * row)),
                        column = static_cast<unsigned>(key[half]);
-            x[i] = __int_as_float(load_shared(at_of(row, its + 32 * half)));
+            x[i] = load_shared<float>(at_of(row, its + 32 * half));
             const unsigned place = t.place(query, column);
             at[i] = t.entry(place);
             bool out = place != (on_grid ? __vadd2(query, column) : query + column);

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 #include "ops/hilbert/plan/tiling.h"
 
@@ -32,6 +33,9 @@ struct VisitSide {
   std::vector<Owner> part;
   Index parts = 1;
   std::vector<Visit> visit;
+  std::span<const Visit> of(const Owner& own) const {
+    return std::span(visit).subspan(static_cast<std::size_t>(own.first), static_cast<std::size_t>(own.visits));
+  }
   Index cells = 0;       // that are not empty
   Index cells_wide = 0;  // in pairs of steps of which one is not empty
   /// Owners portion[i] .. portion[i + 1] - 1 have at most `made` masks that a call makes; these
@@ -53,6 +57,7 @@ struct Visits {
   /// 16 h + 2 c + j of word 32 w + l is row 16 w + l / 4 + 8 h and column 8 c + 2 (l % 4) + j. What
   /// lies beyond the rows of either does not attend.
   std::vector<std::uint32_t> mask;
+  Index pairs = 0;        // that attend, as cells say; of cells that are compared, in listed tiles
   bool mixed = false;     // an owner's steps hold rows that some of its own rows do not attend to
   bool one_owner = true;  // every query is visited, and by one owner of keys alone
   bool eights = true;     // of keys: row r of an owner has the name of row r - r % 8, a multiple of 8, plus r % 8
