@@ -19,35 +19,36 @@ Tensor readable(const Tensor& x) {
   return unit(-1, -2) || unit(-2, -1) ? x : clone(x);
 }
 
-struct Batches {  // the leading axes of a and b, broadcast, and where each product's factors begin
-  Shape shape;
-  std::vector<Index> a, b;
+/// The leading axes.
+Shape lead(const Tensor& x) { return Shape(std::span(x.shape().begin(), x.shape().end() - 2)); }
 
-  Batches(const Tensor& x, const Tensor& y) {
-    const auto lead = [](const Tensor& t) {
-      return as_strided(t, Shape(std::span(t.shape().begin(), t.shape().end() - 2)), t.strides(), t.offset());
-    };
-    shape = broadcast("matmul", lead(x).shape(), lead(y).shape());
-    const Runs<2> runs(
-        shape, {broadcast_to("matmul", lead(x), shape).strides(), broadcast_to("matmul", lead(y), shape).strides()});
-    runs.for_rows(0, runs.rows, [&](const std::array<Index, 2>& at) {
-      for (Index i = 0; i < runs.run; ++i) a.push_back(at[0] + i * runs.step[0]), b.push_back(at[1] + i * runs.step[1]);
-    });
-  }
-};
+/// Where the factors of each product begin, of batches that `shape` broadcasts to. Neither is empty.
+std::array<std::vector<Index>, 2> offsets(const Shape& shape, const Tensor& x, const Tensor& y) {
+  const auto strides = [&](const Tensor& t) {
+    return broadcast_to("matmul", as_strided(t, lead(t), t.strides(), t.offset()), shape).strides();
+  };
+  const Runs<2> runs(shape, {strides(x), strides(y)});
+  std::array<std::vector<Index>, 2> found;
+  runs.for_rows(0, runs.rows, [&](const std::array<Index, 2>& at) {
+    for (std::size_t f = 0; f < 2; ++f)
+      for (Index i = 0; i < runs.run; ++i) found[f].push_back(at[f] + i * runs.step[f]);
+  });
+  return found;
+}
 
 Tensor product(const Tensor& x, const Tensor& y) {
   const Index m = x.dim(-2), k = x.dim(-1), n = y.dim(-1);
   const DType factors = kernels::factor_type(x), type = kernels::product_type(x);
   const Tensor a = readable(to(x, factors)), b = readable(to(y, factors));
-  const Batches batches(a, b);
-  Shape shape = batches.shape;
+  const Shape batches = broadcast("matmul", lead(x), lead(y));
+  Shape shape = batches;
   shape.push_back(m);
   shape.push_back(n);
   if (k == 0) return zeros(shape, x.dtype(), x.device());
   Tensor out = empty(shape, type, x.device());
   if (out.numel() == 0) return to(out, x.dtype());
-  const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
+  const auto [from_a, from_b] = offsets(batches, a, b);
+  const kernels::BatchSteps steps{batches.numel(), from_a.data(), from_b.data(), m * n};
   kernels::visit_factors("matmul", a, [&]<class T, class At>(At where) {
     kernels::gemm_batched<T>(where, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),
                              {out.mutable_data<kernels::product_t<T, At>>(), n, 1});

@@ -132,7 +132,8 @@ TEST_F(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
     std::atomic<int> came = 0, passed = 0;
     run(p, [&](Comm& comm) {
       // The last one comes when all others wait, or would not and fail.
-      for (int r = 0; comm.rank() == p - 1 && r < p - 1; ++r) until([&] { return passed > 0 || comm.link()->ask(r) >= 0; });
+      for (int r = 0; comm.rank() == p - 1 && r < p - 1; ++r)
+        until([&] { return passed > 0 || comm.link()->ask(r) >= 0; });
       ++came;
       comm.barrier();
       EXPECT_EQ(came, p);
