@@ -35,7 +35,10 @@ struct TilingPass {
   const PlanPart* part;
   const Tiling* tiling;
   std::vector<std::int32_t> heads;
-  Index branch = 0;
+  bool first = true, last = true;    // of the branches that are merged
+  bool queries = true, keys = true;  // whose sums it makes: forward and dQ, dK and dV
+  /// The row of the batch that it is of; none: of all rows, or where the part's places say.
+  std::optional<Index> row = {};
 };
 
 // ---- score terms (terms.cpp) --------------------------------------------------------------------
@@ -55,12 +58,13 @@ bool has_nonfinite_terms(const ScoreTerms& terms);
 /// S of scores c q . k [B, heads, groups, q, k], op by op.
 Tensor with_terms(const Call& call, const GroupBatch& g, Tensor s);
 
-kernels::Terms kernel_terms(const Call& call);
+/// For the rows of the batch from this one on, as of those below.
+kernels::Terms kernel_terms(const Call& call, Index first_row = 0);
 /// Where kernels add up wanted gradients, zeros; a bias's is at most its size. The sink needs none.
 using Wanted = std::array<bool, kTermTensors>;
 TermTensors term_sums(const Call& call, const Wanted& wanted);
 Shape term_sum_shape(const Call& call, std::size_t which);
-kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums);
+kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums, Index first_row = 0);
 /// The gradients, each of its tensor's shape and type. delta: less the gradient of lse.
 TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wanted, const Tensor& lse,
                            const Tensor& delta);
@@ -94,7 +98,6 @@ struct BackwardInputs {
 /// Backward over parts as it will run: a route for each tiling, and what these want of memory.
 struct BackwardRun {
   struct Pass : TilingPass {
-    bool queries, keys;  // whose gradients it makes
     kernels::Decision how = {};
   };
   std::vector<Pass> passes;

@@ -179,7 +179,7 @@ GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling
   std::vector<Part> parts;
   for (Index place = 0; place < part.places.count(1); ++place)
     std::ranges::move(parts_of(pieces, part.places.at(place), b.chains), std::back_inserter(parts));
-  b.groups = std::ssize(parts), b.grid = tiling.grid;
+  b.groups = std::ssize(parts), b.grids = tiling.grids;
   std::vector<Index> q, k, k_heads;
   const auto list = [](std::span<const std::int32_t> entries, Index padded, Index row, std::int32_t token,
                        const TokenList& tokens, const TokenList& names, std::vector<Index>& index, List& name) {

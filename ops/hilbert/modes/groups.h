@@ -26,8 +26,8 @@ struct GroupBatch : GroupShape {
   Tensor present;                               // u8 [groups, q, 1]: queries that have a key; undefined where all are
   Tensor answers;                               // of these one of each chain
   Chains chains;
-  Tiling::Sites grid = {};          // where tokens lie
-  std::vector<std::int32_t> first;  // the token at its start, of each group: of its document
+  std::vector<Tiling::Sites> grids;  // where tokens lie
+  std::vector<std::int32_t> first;   // the token at its start, of each group: of its document
 };
 
 /// The batches of all tilings that attend at all; kept for a GPU, which would wait for them.

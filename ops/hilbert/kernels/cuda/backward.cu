@@ -121,9 +121,8 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
   using Stride = typename Way::Stride;
   const int dim = static_cast<int>(p.sizes.dim), each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
   const std::int32_t* const list = (kKeys ? p.t.k_token : p.t.q_token).data();
-  const std::int32_t &own_from = kKeys ? own.k : own.q, &stream_from = kKeys ? own.q : own.k;
-  Way::template fetch<false>(0, M::own_b, rows_of<Stride>(f.own_a, own.row, own_from, own.head),
-                             rows_of<Stride>(f.own_b, own.row, own_from, own.head), list + own.first, own.n, dim);
+  Way::template fetch<false>(0, M::own_b, rows_of<Stride>(f.own_a, own.row, own.head),
+                             rows_of<Stride>(f.own_b, own.row, own.head), list + own.first, own.n, dim);
 
   Gradients<Way, kKeys> x{};
   if (kTerms && !kKeys)
@@ -142,8 +141,8 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
     __shared__ Index statistics;
     if (threadIdx.x == 0) {
       const Index from = kKeys ? h : h / each;
-      stream_a = rows_of<Stride>(f.stream_a, own.row, stream_from, from);
-      stream_b = rows_of<Stride>(f.stream_b, own.row, stream_from, from);
+      stream_a = rows_of<Stride>(f.stream_a, own.row, from);
+      stream_b = rows_of<Stride>(f.stream_b, own.row, from);
       statistics = statistics_at(p, own, h);
     }
     stream<Way, kKeys>(
@@ -177,7 +176,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
 #pragma unroll
   for (int r = 0; r < L::kRows; ++r) {
     const int there = own.entry(L::row(r));
-    const ResultRow to{own.row, own_from + list[there], own.head, dim, L::row(r) < own.n};
+    const ResultRow to{own.row, list[there], own.head, dim, L::row(r) < own.n};
     const float keep = !f.known || f.known[there] != 0 ? 1.0f : 0.0f;
     write_sum<Way>(f.a, to, x.a[r], f.scale, keep);
     if constexpr (kKeys) write_sum<Way>(f.b, to, x.b[r], f.multiplier * kUnlift<Way>, keep);
@@ -233,31 +232,35 @@ template <class OfKeys, class OfQueries, bool kTerms> void run(Cuda where, const
   using T = typename OfKeys::Type;
   const auto read = [](const Input& x) { return x.rows<const T>(); };
   const Index most = most_blocks<OfKeys>(where, b, marks);
-  Index most_of_queries = blocks_for_owned<OfQueries>(b.tiling->q_tile, b.place_count(), most);
+  Index most_of_queries = blocks_for_owned<OfQueries>(b.tiling->q_tile, b.sizes.batch, most);
+  if (b.d_terms && (b.d_terms->slopes || b.d_terms->table))
+    most_of_queries = std::min(most_of_queries, blocks_of_head(where, b));
   TermSums sums;
-  const Tensor shares = prepare(where, b, OfQueries::Lanes::kThreads / kWarp, sums, most_of_queries);
+  const Tensor shares = shares_of_terms(where, b, OfQueries::Lanes::kThreads / kWarp, sums, most_of_queries);
   Backward<T> f{};
   f.lse = static_cast<const float*>(b.lse), f.delta = static_cast<const float*>(b.delta);
   f.scale = static_cast<float>(b.sizes.scale), f.power = f.scale * OfKeys::Powers::kFromE;
   f.multiplier = multiplier_of(b.sizes), f.terms = sums;
-  const auto of_keys = [&](const Problem& p) {
+  const auto of_keys = [&](const AttentionPass& part, Index first_row) {
+    const Problem p = problem_of(where, part, first_row);
     f.own_a = read(b.k), f.own_b = read(b.v), f.stream_a = read(b.q), f.stream_b = read(b.d_o);
     f.a = results_of<T>(b.dk, b.dk_before), f.b = results_of<T>(b.dv, b.dv_before);
     f.known = b.listed && !p.t.k_known.empty() ? p.t.k_known.data() : nullptr, f.marks = {marks.keys, marks.any};
     launch("attention", where, backward_kernel<OfKeys, true, kTerms>,
-           grid_of(blocks_for_owned<OfKeys>(b.tiling->k_tile, p.n_places, most), b.sizes.kv_heads),
+           grid_of(blocks_for_owned<OfKeys>(b.tiling->k_tile, p.n_rows, most), b.sizes.kv_heads),
            OfKeys::Lanes::kThreads, Memory<OfKeys, 2, true>::kSize, p, f);
   };
-  const auto of_queries = [&](const Problem& p) {
+  const auto of_queries = [&](const AttentionPass& part, Index first_row) {
+    const Problem p = problem_of(where, part, first_row);
     f.own_a = read(b.q), f.own_b = read(b.d_o), f.stream_a = read(b.k), f.stream_b = read(b.v);
     f.a = results_of<T>(b.dq, b.dq_before), f.b = {};
     f.known = b.listed && !p.t.q_known.empty() ? p.t.q_known.data() : nullptr, f.marks = {marks.queries, marks.any};
     launch("attention", where, backward_kernel<OfQueries, false, kTerms>,
-           grid_of(blocks_for_owned<OfQueries>(b.tiling->q_tile, p.n_places, most_of_queries), p.n_heads),
+           grid_of(blocks_for_owned<OfQueries>(b.tiling->q_tile, p.n_rows, most_of_queries), p.n_heads),
            OfQueries::Lanes::kThreads, Memory<OfQueries, 2, false>::kSize, p, f);
   };
-  if (b.dk.data) in_portions(where, b, of_keys);
-  if (b.dq.data) in_portions(where, b, of_queries, sums);
+  if (b.dk.data) each_alone(b, {}, of_keys);
+  if (b.dq.data) each_alone(b, sums, of_queries);
   add_shares(where, sums, b.sizes.heads);
 }
 

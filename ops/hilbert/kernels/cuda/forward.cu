@@ -95,10 +95,10 @@ __device__ __forceinline__ void attend(const Problem& p, const Forward<typename 
   __shared__ HeadRows<const typename Way::Type, Stride> k, v;
   if (threadIdx.x == 0) {
     const Index head = own.head / (p.sizes.heads / p.sizes.kv_heads);
-    k = rows_of<Stride>(f.k, own.row, own.k, head), v = rows_of<Stride>(f.v, own.row, own.k, head);
+    k = rows_of<Stride>(f.k, own.row, head), v = rows_of<Stride>(f.v, own.row, head);
   }
-  Way::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.q, own.head), {}, p.t.q_token.data() + own.first,
-                             own.n, dim);
+  Way::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.head), {}, p.t.q_token.data() + own.first, own.n,
+                             dim);
 
   Softmax<L> x{};
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ void attend(const Problem& p, const Forward<typename 
     __syncwarp();  // all lanes of a row have read
     const bool writes = L::row(r) < own.n;
     if (writes && L::is_first()) lse[token] = l;
-    write_sum<Way>(f.o, {own.row, own.q + token, own.head, dim, writes}, x.o[r], share * f.multiplier, keep);
+    write_sum<Way>(f.o, {own.row, token, own.head, dim, writes}, x.o[r], share * f.multiplier, keep);
   }
 }
 
@@ -147,9 +147,10 @@ template <class Way, bool kTerms> void run(Cuda where, const ForwardPass& pass, 
   f.multiplier = multiplier_of(pass.sizes), f.power = Way::Powers::kFromE * (Way::kFolds && !kTerms ? f.scale : 1);
   f.marks = {marks.queries, marks.any};
   const Index most = most_blocks<Way>(where, pass, marks);
-  in_portions(where, pass, [&](const Problem& p) {
+  each_alone(pass, {}, [&](const AttentionPass& part, Index first_row) {
+    const Problem p = problem_of(where, part, first_row);
     launch("attention", where, forward_kernel<Way, kTerms>,
-           grid_of(blocks_for_owned<Way>(pass.tiling->q_tile, p.n_places, most), p.n_heads), Way::Lanes::kThreads,
+           grid_of(blocks_for_owned<Way>(pass.tiling->q_tile, p.n_rows, most), p.n_heads), Way::Lanes::kThreads,
            Memory<Way, 1, false>::kSize, p, f);
   });
 }

@@ -72,30 +72,28 @@ template <class T, class Stride> struct HeadRows {
   Stride stride;
   __device__ __forceinline__ T* row(std::int64_t token) const { return data + token * stride; }
 };
-/// Counted from row t of a row of the batch. None stays none.
+/// Of a row of the batch. None stays none.
 template <class Stride, class T>
-__device__ __forceinline__ HeadRows<T, Stride> rows_of(const Rows<T>& x, Index b, Index t, Index h) {
-  return {x.data ? x.at(b, t, h) : nullptr, static_cast<Stride>(x.token)};
+__device__ __forceinline__ HeadRows<T, Stride> rows_of(const Rows<T>& x, Index b, Index h) {
+  return {x.data ? x.at(b, 0, h) : nullptr, static_cast<Stride>(x.token)};
 }
 
-/// Rows [first, first + n) of a tile, for a head and a place; the tile's mark, or null.
+/// Rows [first, first + n) of a tile, for a head and a row of the batch; the tile's mark, or null.
 struct Own {
   Index number;  // of what a head's blocks own
-  int tile, first, n, head;
-  std::int32_t row, q, k;
+  int tile, first, n, head, row;
   std::uint32_t* mark;
-  __device__ __forceinline__ Tiling::Place place() const { return {row, q, k}; }
   /// A row's entry in the list. Rows beyond the last are taken for the last, so that nothing is
   /// read beyond the lists.
   __device__ __forceinline__ int entry(int i) const { return first + min(i, n - 1); }
 };
 
-/// Where [B, H, Lq] has what belongs to a query head of its place.
+/// Where [B, H, Lq] has what belongs to a query head of its row of the batch.
 __device__ __forceinline__ Index statistics_at(const Problem& p, const Own& own, int head) {
-  return (own.row * p.sizes.heads + head) * p.sizes.queries + own.q;
+  return (own.row * p.sizes.heads + head) * p.sizes.queries;
 }
 
-/// Marks of tiles, [places, heads, tiles], and whether there is any; null: none.
+/// Marks of tiles, [batch, heads, tiles], and whether there is any; null: none.
 struct TileMarks {
   std::uint32_t* tile = nullptr;
   std::int32_t* any = nullptr;
@@ -107,19 +105,18 @@ template <class Way, bool kKeys>
 __device__ __forceinline__ Own own_of(const Problem& p, int head, const TileMarks& marks, Index i) {
   using L = typename Way::Lanes;
   const std::span<const Tiling::Range> tiles = kKeys ? p.t.k_tile : p.t.q_tile;
-  const Index parts = static_cast<Index>(tiles.size()) * L::kParts, place = p.first_place + i / parts;
+  const Index parts = static_cast<Index>(tiles.size()) * L::kParts, row = p.first_row + i / parts;
   const int part = static_cast<int>(kKeys ? i % parts : parts - 1 - i % parts), tile = part / L::kParts;
   const Tiling::Range whole = tiles[tile];
   int begin = whole.begin + part % L::kParts * L::kOwned, end = min(whole.end, begin + L::kOwned);
   std::uint32_t* const mark =
-      marks.tile ? marks.tile + (place * p.sizes.heads + head) * static_cast<Index>(tiles.size()) + tile : nullptr;
+      marks.tile ? marks.tile + (row * p.sizes.heads + head) * static_cast<Index>(tiles.size()) + tile : nullptr;
   if (!Way::kMarks && mark) {
     const int front = static_cast<int>(*mark & 0xffff), back = static_cast<int>(*mark >> 16);
     if (back == 0) end = min(end, whole.begin + front);
     if (front == 0) begin = max(begin, whole.end - back);
   }
-  const Tiling::Place at = p.places.at(static_cast<int>(place));
-  return {i, tile, begin, end - begin, head, at.row, at.q, at.k, mark};
+  return {i, tile, begin, end - begin, head, static_cast<int>(row), mark};
 }
 /// f(own) for all that this block owns of a head; all threads together. It lies in shared memory,
 /// as registers are what large head dims are short of.
@@ -127,7 +124,7 @@ template <class Way, bool kKeys, class F>
 __device__ __forceinline__ void for_owned(const Problem& p, int head, const TileMarks& marks, F&& f) {
   if (!Way::kMarks && marks.tile && *marks.any == 0) return;
   __shared__ Own own;
-  const auto all = static_cast<Index>((kKeys ? p.t.k_tile : p.t.q_tile).size()) * Way::Lanes::kParts * p.n_places;
+  const auto all = static_cast<Index>((kKeys ? p.t.k_tile : p.t.q_tile).size()) * Way::Lanes::kParts * p.n_rows;
 #pragma unroll 1
   for (Index i = blockIdx.x; i < all; i = own.number + gridDim.x) {
     __syncthreads();  // nobody reads what was there, or the next number, any more
@@ -298,7 +295,7 @@ __device__ __forceinline__ Bits<L> surviving(const Problem& p, int h, const Spot
 #pragma unroll 1
     for (int i = 0; i < Bits<L>::kOfWord; ++i) {
       const int row = x.row_at(first + i / L::kScores), column = x.column_at(i % L::kScores);
-      word |= (survives(p, x.own.place(), h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
+      word |= (survives(p, x.own.row, h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
     }
     return word;
   });
@@ -327,12 +324,11 @@ template <class L> __device__ __forceinline__ void drop(typename L::Scores& x, c
 template <bool kQueries, class L, class F>
 __device__ __forceinline__ void each_score(const Problem& p, int h, const Spot<L>& x, F&& f) {
   static_assert(L::kChunk == kWarp && L::kWarpRows <= kWarp);
-  const Tiling::Place at = x.own.place();
-  const TermSide columns = side_of<kQueries>(p, at, x.chunk.first + min(L::lane(), x.chunk.n - 1));
+  const TermSide columns = side_of<kQueries>(p, x.chunk.first + min(L::lane(), x.chunk.n - 1));
   constexpr bool kKeep = L::kRows == 2;  // sides of rows for all columns
   TermSide rows, other;
-  if constexpr (kKeep) rows = side_of<!kQueries>(p, at, x.row_at(0)), other = side_of<!kQueries>(p, at, x.row_at(1));
-  else rows = side_of<!kQueries>(p, at, x.own.entry(L::warp_row() + L::lane()));
+  if constexpr (kKeep) rows = side_of<!kQueries>(p, x.row_at(0)), other = side_of<!kQueries>(p, x.row_at(1));
+  else rows = side_of<!kQueries>(p, x.own.entry(L::warp_row() + L::lane()));
   const auto row_of = [&](int r) { return !kKeep ? rows.of_lane(L::row(r) - L::warp_row()) : r == 0 ? rows : other; };
 #pragma unroll
   for (int c = 0; c < L::kScores; ++c) {
@@ -340,7 +336,7 @@ __device__ __forceinline__ void each_score(const Problem& p, int h, const Spot<L
 #pragma unroll
     for (int r = 0; r < L::kRows; ++r) {
       const TermSide mine = row_of(r);
-      f(r, c, TermPair{at.row, h, kQueries ? mine : column, kQueries ? column : mine});
+      f(r, c, TermPair{x.own.row, h, kQueries ? mine : column, kQueries ? column : mine});
     }
   }
 }
@@ -403,8 +399,8 @@ __device__ __forceinline__ bool is_finite_or_marked(float zero, const Own& own, 
 // ---- starting -----------------------------------------------------------------------------------
 
 /// A block for all that is owned, or at most so many for a head, which take turns.
-template <class Way> Index blocks_for_owned(const std::vector<Tiling::Range>& tiles, Index places, Index most) {
-  return std::min(std::ssize(tiles) * Way::Lanes::kParts * places, most);
+template <class Way> Index blocks_for_owned(const std::vector<Tiling::Range>& tiles, Index rows, Index most) {
+  return std::min(std::ssize(tiles) * Way::Lanes::kParts * rows, most);
 }
 inline dim3 grid_of(Index blocks, Index heads) {
   return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads));
