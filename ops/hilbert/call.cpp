@@ -70,15 +70,12 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
 // ---- passes -------------------------------------------------------------------------------------
 namespace {
 
-constexpr std::size_t kRoutesKept = 64;
-
 std::vector<AttentionRoute>& routes() {
   thread_local std::vector<AttentionRoute> list;
   return list;
 }
 void note(std::string_view pass, const kernels::Decision& d) {
-  if (routes().size() == kRoutesKept) routes().erase(routes().begin());
-  routes().push_back({pass, kernels::name_of(d.route), d.reason});
+  remember(routes(), {pass, kernels::name_of(d.route), d.reason});
 }
 
 /// Where a row of the batch begins, in bytes.
@@ -136,6 +133,7 @@ bool lists_all(const Call& call, std::span<const PlanPart> parts, std::int32_t t
 
 /// The parts that kernels take one after the other: those of a GPU know whole rows.
 std::span<const PlanPart> parts_for(const Call& call, const Tensor& q) {
+  if (call.shard) return call.shard->stages()[0].parts;
   return q.device().is_cuda() ? row_parts(*call.plan) : call.plan->parts();
 }
 
@@ -195,7 +193,8 @@ void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, 
   state.fresh = false;
 }
 
-AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor out) {
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor out = call.out;
   const std::span<const PlanPart> parts = parts_for(call, q);
   // A GPU stores 16 bytes at a time where it can, so into what lies as memory of ours would.
   const bool fits =
@@ -299,12 +298,21 @@ namespace detail {
 std::vector<Tensor> OneOp::forward(std::span<const Tensor> in) {
   packed = in.size() == 1 + kTermTensors;
   const auto [q, k, v] = packed ? parts(in[0]) : std::array<Tensor, 3>{in[0], in[1], in[2]};
-  const AttentionResult r = call.given.o ? call.given : kernel_forward(call, q, k, v);
+  const AttentionResult r = call.given.o ? call.given
+                            : call.shard ? ring_forward(call, q, k, v)
+                                         : kernel_forward(call, q, k, v);
   if (wants_any())
     for (const Tensor& x : in) save(x);
   if (wants_any()) save(r.o), save(r.lse);
   if (!with_lse) return {r.o};
   return {r.o, r.lse};
+}
+
+std::vector<Tensor> OneOp::inputs(const Call& call, std::span<const Tensor> in) {
+  std::vector<Tensor> all;
+  std::ranges::transform(in, std::back_inserter(all), in_rows);
+  std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
+  return all;
 }
 
 std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {

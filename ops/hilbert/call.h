@@ -1,7 +1,9 @@
 #pragma once
 #include <map>
+#include "core/comm/comm.h"
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/attention.h"
+#include "ops/hilbert/ranks/shards.h"
 
 // Private: one call of attention, checked, and kernels on its tensors; ring_attention() shares it.
 
@@ -12,7 +14,10 @@ struct Call {
   AttentionOptions options;
   double scale = 1;
   Index batch = 0, queries = 0, kv_heads = 1, dim = 0;
-  AttentionResult given = {};          // what its forward pass gave, where that is over
+  AttentionResult given = {};  // what its forward pass gave, where that is over
+  Tensor out = {};             // where o is to be written
+  ShardPlanPtr shard = {};     // of several ranks: what this one computes
+  Comm comm = {};
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
   Tensor table = {};                   // relative [H, entries] and a 0, where some tokens lie on no grid
 
@@ -22,6 +27,13 @@ struct Call {
 /// For q of `queries` rows, k and v of `keys`. Its terms are all there, dense, the bias of rank 4.
 Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
                   const Tensor& q, const Tensor& k, const Tensor& v);
+
+/// Keeps the last of what a thread has seen.
+template <class X> void remember(std::vector<X>& list, X x) {
+  constexpr std::size_t kMost = 64;
+  if (list.size() == kMost) list.erase(list.begin());
+  list.push_back(std::move(x));
+}
 
 /// Rows whose elements are neighbours, read in place; else a copy, an op if a tape listens.
 Tensor in_rows(const Tensor& x);
@@ -82,8 +94,10 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
                            const Tensor& out = {});
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
-/// All of it: what hybrid and fused compute; o is written to `out` if that is there.
-AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor out = {});
+/// All of it: what hybrid and fused compute.
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
+/// The same over ranks, stage by stage (ring.cpp).
+AttentionResult ring_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
 
 // ---- backward -----------------------------------------------------------------------------------
 
@@ -120,13 +134,18 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
 
 namespace detail {
 
-/// Hybrid or fused on a tape: the forward kernel, what it keeps, and how a mode goes back. Inputs:
-/// q, k and v, or the three packed, and the terms' tensors. Outputs: o, or o and lse.
+/// Hybrid, fused or over ranks on a tape: the forward kernel, what it keeps, and how it goes back.
+/// Inputs: q, k and v, or the three packed, and the terms' tensors. Outputs: o, or o and lse.
 struct OneOp final : MultiFunction {
+  using GoBack = std::vector<Tensor> (*)(const OneOp& op, std::span<const Tensor> given);
   Call call;
-  bool with_lse = false;
+  bool with_lse;
   std::string_view mode;  // lives for ever
-  std::vector<Tensor> (*gradients)(const OneOp& op, std::span<const Tensor> given) = nullptr;
+  GoBack gradients;
+  OneOp(Call its_call, bool lse, std::string_view name, GoBack back)
+      : call(std::move(its_call)), with_lse(lse), mode(name), gradients(back) {}
+  /// What it is applied to: q, k and v, or these packed, with the terms of the call.
+  static std::vector<Tensor> inputs(const Call& call, std::span<const Tensor> in);
 
   std::string_view name() const override { return mode; }
   std::vector<Tensor> forward(std::span<const Tensor> in);
