@@ -35,9 +35,11 @@ Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; 
 
 using Reason = std::string_view;
 
+constexpr Reason kUnaligned = "rows do not lie at multiples of 16 bytes";
 constexpr Reason kOnePass = "in one pass that adds up dQ, as no one owner has all keys of a query";
 
-Reason why_not_hopper(Cuda where, const AttentionPass& p) {
+/// stored: whether rows of the pass that are no input lie as they must.
+Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   const AttentionSizes& s = p.sizes;
   if (!kHasHopper) return "this build has no code for Hopper";
   if (!cuda::properties(where.device).is_hopper()) return "the GPU is no Hopper";
@@ -59,10 +61,10 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
-  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return "rows do not lie at multiples of 16 bytes";
+  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return kUnaligned;
   const auto tiles = static_cast<Index>(std::max(p.tiling->q_tile.size(), p.tiling->k_tile.size()));
   if (2 * s.batch * s.heads * tiles >= hopper::kItems) return "there are too many tiles for one launch";
-  return {};
+  return stored ? Reason() : kUnaligned;
 }
 
 /// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes'
@@ -101,7 +103,7 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
     return "tensor cores' kernels take head dims that are multiples of 16, to 128";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || s.dim == 0) return "there is nothing to do";
-  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return "rows do not lie at multiples of 16 bytes";
+  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return kUnaligned;
   return {};
 }
 
@@ -164,42 +166,40 @@ template <class Run> void with_hopper_kernel(const AttentionPass& p, Run&& run) 
   });
 }
 
-}  // namespace
-
-Decision route(Cuda where, const ForwardPass& f) {
+/// The route where Hopper's kernels do not serve, which is `why`; stored: as above.
+Decision without_hopper(Cuda where, const AttentionPass& p, Reason why, bool stored) {
   Decision d;
-  d.reason = why_not_hopper(where, f);
-  if (d.reason.empty() && !is_aligned(f.o)) d.reason = "rows do not lie at multiples of 16 bytes";
-  if (d.reason.empty()) {
-    d.route = Route::hopper;
-    return d;
-  }
-  const Reason slow = is_aligned(f.o) ? why_not_mma(where, f) : Reason("rows do not lie at multiples of 16 bytes");
-  d.route = slow.empty() ? Route::mma : Route::plain;
-  if (!slow.empty()) d.reason = slow;
+  const Reason slow = stored ? why_not_mma(where, p) : kUnaligned;
+  d.route = slow.empty() ? Route::mma : Route::plain, d.reason = slow.empty() ? why : slow;
   return d;
 }
 
+}  // namespace
+
+Decision route(Cuda where, const ForwardPass& f) {
+  const bool aligned = is_aligned(f.o);
+  const Reason why = why_not_hopper(where, f, aligned);
+  if (!why.empty()) return without_hopper(where, f, why, aligned);
+  return {.route = Route::hopper};
+}
+
 Decision route(Cuda where, const BackwardPass& b, bool whole) {
-  Decision d;
-  d.reason = why_not_hopper(where, b);
-  if (d.reason.empty() && !is_aligned(b.d_o)) d.reason = "rows do not lie at multiples of 16 bytes";
-  d.direct = whole;
-  if (d.reason.empty()) {
-    const VisitsView& visits = visits_on_device(*b.tiling, where);
-    const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
-    const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
-    const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
-                     !visits.one_owner;
-    d.route = one || two ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
-    if (one || two) return d;
-    d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
-    if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
+  const bool aligned = is_aligned(b.d_o);
+  Reason why = why_not_hopper(where, b, aligned);
+  if (!why.empty()) {
+    Decision d = without_hopper(where, b, why, aligned);
+    d.direct = whole && d.route == Route::mma;
     return d;
   }
-  const Reason slow = is_aligned(b.d_o) ? why_not_mma(where, b) : Reason("rows do not lie at multiples of 16 bytes");
-  d.route = slow.empty() ? Route::mma : Route::plain;
-  if (!slow.empty()) d.reason = slow, d.direct = false;
+  const VisitsView& visits = visits_on_device(*b.tiling, where);
+  const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
+  const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
+  const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
+                   !visits.one_owner;
+  Decision d{.route = one || two ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
+  if (one || two) return d;
+  d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
+  if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
   return d;
 }
 
