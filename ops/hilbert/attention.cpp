@@ -2,7 +2,7 @@
 #include "ops/hilbert/attention.h"
 #include "core/io/text.h"
 #include "ops/hilbert/points/given.h"
-#include "ops/hilbert/modes/modes.h"
+#include "ops/hilbert/call.h"
 #include "ops/ops.h"
 
 namespace hilt {

@@ -341,7 +341,10 @@ std::vector<Tensor> OneOp::finished(std::vector<Tensor> dx, DType type, TermTens
 
 std::vector<Tensor> OneOp::gradients_like_inputs(const BackwardRun& run) const {
   std::vector<Tensor> out;
-  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i) out.push_back(run.gradient_like(saved(i)));
+  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i) {
+    const Tensor& x = saved(i);
+    out.push_back(run.zeroed ? zeros(x.shape(), run.type, x.device()) : empty(x.shape(), run.type, x.device()));
+  }
   return out;
 }
 

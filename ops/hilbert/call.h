@@ -118,15 +118,11 @@ struct BackwardRun {
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
   bool chain = false;  // sums go from pass to pass, the last of which writes dq, dk and dv
-
-  Tensor gradient_like(const Tensor& x) const {
-    return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
-  }
 };
 /// `whole`: these are all of the call, not one of several stages whose gradients are added up.
 BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole);
 BackwardRun decide_backward(const Call& call, const BackwardInputs& x);  // of all that the plan has
-/// Writes or adds the gradients to d = {dq, dk, dv}, which gradient_like made; adds those of terms.
+/// Writes or adds the gradients to d = {dq, dk, dv}, which are as the run wants them; adds those of terms.
 void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
                   TermTensors& d_terms);
 
@@ -161,6 +157,17 @@ struct OneOp final : MultiFunction {
   bool packed = false;
 };
 
+/// How hybrid and fused go back from what their op keeps (modes/modes.cpp).
+std::vector<Tensor> hybrid_backward(const OneOp& op, std::span<const Tensor> given);
+std::vector<Tensor> fused_backward(const OneOp& op, std::span<const Tensor> given);
+
 }  // namespace detail
+
+/// One branch, or all: o [B, L, H, D], and lse [B, L, H, 1] where branches merge or a caller asks.
+struct Taped {
+  Tensor o, lse;
+};
+Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse);
+bool all_finite(std::span<const Tensor> tensors);
 
 }  // namespace hilt

@@ -4,7 +4,7 @@
 #include <iomanip>
 #include <utility>
 #include "core/device.h"
-#include "ops/hilbert/modes/modes.h"
+#include "ops/hilbert/call.h"
 #include "ops/ops.h"
 
 namespace hilt {

@@ -5,7 +5,7 @@
 //      dK = c dS^T Q
 //
 // Read taped, hybrid, fused: each line of hybrid is a stage of the kernel that fused calls.
-#include "ops/hilbert/modes/modes.h"
+#include "ops/hilbert/call.h"
 #include "ops/hilbert/modes/groups.h"
 #include "ops/ops.h"
 
