@@ -2,7 +2,7 @@
 #include "ops/hilbert/attention.h"
 #include "core/io/text.h"
 #include "ops/hilbert/points/given.h"
-#include "ops/hilbert/modes/modes.h"
+#include "ops/hilbert/call.h"
 #include "ops/ops.h"
 
 namespace hilt {
@@ -40,8 +40,6 @@ AttentionResult run_taped(const Call& call, Inputs in, bool with_lse) {
   return {part.o, contiguous(to(lse, part.o.dtype() == DType::f64 ? DType::f64 : DType::f32))};
 }
 
-constexpr std::size_t kRemembered = 64;
-
 std::vector<Fallback>& fallbacks() {
   thread_local std::vector<Fallback> list;
   return list;
@@ -70,13 +68,13 @@ Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
     reason = "a score term has NaN or infinity, which a product with a masked zero would spread";
   if (!reason) return asked;
   check(!call.options.strict, "attention: ", name_of(asked), " would fall back to fused: ", reason);
-  if (fallbacks().size() == kRemembered) fallbacks().erase(fallbacks().begin());
-  fallbacks().push_back({asked, Backward::fused, reason});
+  remember(fallbacks(), {asked, Backward::fused, reason});
   return Backward::fused;
 }
 
-Call call_of(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v,
+Call call_of(const PlanPtr& plan, const AttentionOptions& options, const std::array<Tensor, 3>& in,
              const char* op = "attention") {
+  const auto& [q, k, v] = in;
   check(plan != nullptr, "attention: no plan; make one with make_plan");
   const bool fits = q && k && q.rank() == 4 && k.rank() == 4 && k.dim(1) == plan->length();
   const PlanPtr asked = fits ? plan_of_queries(plan, q.dim(1)) : plan;
@@ -108,44 +106,38 @@ std::array<Tensor, 3> parts_of(Inputs in) {
   return in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
 }
 
-/// A call whose plan has its set and its order. `given`: what the forward pass gave, where that is
-/// over.
-AttentionResult run(Call call, Inputs in, bool with_lse, const AttentionResult& given) {
-  const std::array<Tensor, 3> part = parts_of(in);
-  const Mode& mode = mode_of(mode_for(call, part));
+/// A call whose plan has its set and its order.
+AttentionResult run_mode(const Call& call, Inputs in, bool with_lse) {
+  const Mode& mode = mode_of(mode_for(call, parts_of(in)));
   if (!mode.gradients) return run_taped(call, in, with_lse);
-  call.given = given;
-  std::vector<Tensor> all;
-  for (const Tensor& x : in) all.push_back(in_rows(x));
-  std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
-  detail::OneOp op;
-  op.call = call, op.with_lse = with_lse, op.mode = mode.op, op.gradients = mode.gradients;
-  const std::vector<Tensor> y = hilt::apply<detail::OneOp, std::span<const Tensor>>(std::move(op), all);
+  const std::vector<Tensor> y = hilt::apply<detail::OneOp, std::span<const Tensor>>(
+      detail::OneOp(call, with_lse, mode.op, mode.gradients), detail::OneOp::inputs(call, in));
   return {y[0], with_lse ? y[1] : Tensor()};
 }
 
-AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& options, bool with_lse,
-                    const AttentionResult& given = {}) {
+AttentionResult run(Call call, Inputs in, bool with_lse) {
   const auto [q, k, v] = parts_of(in);
-  Call call = call_of(plan, options, q, k, v);
   const TakesOrder takes = takes_order(call);
   if (takes == TakesOrder::gathered) {
     const GivenOrder order(call);
     std::vector<Tensor> along;
     for (const Tensor& x : in) along.push_back(order.along(x));
-    return order.home(run(call, along, with_lse, order.along(given)));
+    Tensor out = std::exchange(call.out, {});
+    call.given = order.along(call.given);
+    const AttentionResult r = order.home(run_mode(call, along, with_lse));
+    if (out) copy(out, r.o);
+    return r;
   }
-  if (takes == TakesOrder::in_plan && options.permutation.rank() == 1) {
-    const PlanPtr own = plan_along(call, -1);
-    call.options.permutation = {};
-    return run(in, own, call.options, with_lse, given);
-  }
-  if (takes == TakesOrder::no && !plan->looks_at_data()) return run(std::move(call), in, with_lse, given);
+  const bool one_order = takes == TakesOrder::in_plan && call.options.permutation.rank() == 1;
+  if (one_order) call.plan = plan_along(call, -1);
+  if (one_order || (takes == TakesOrder::no && !call.plan->looks_at_data())) return run_mode(call, in, with_lse);
   std::vector<Tensor> o, lse;
   each_sequence(call, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
     std::vector<Tensor> its;
     for (const Tensor& x : in) its.push_back(sequence_of(x, b));
-    const AttentionResult r = run(its, own, how, with_lse);
+    Call one = call_of(own, how, parts_of(its));
+    if (call.out) one.out = sequence_of(call.out, b);
+    const AttentionResult r = run(one, its, with_lse);
     o.push_back(r.o), lse.push_back(r.lse);
   });
   return {joined(o), with_lse ? joined(lse) : Tensor()};
@@ -173,19 +165,20 @@ void clear_attention_fallbacks() { fallbacks().clear(); }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                  const AttentionOptions& options) {
-  return run(std::array{q, k, v}, plan, options, false).o;
+  const std::array in{q, k, v};
+  return run(call_of(plan, options, in), in, false).o;
 }
 
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
   check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3,
         "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
-  return run({&qkv, 1}, plan, options, false).o;
+  return run(call_of(plan, options, detail::OneOp::parts(qkv)), {&qkv, 1}, false).o;
 }
 
 void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                     const AttentionOptions& options) {
-  const Call call = call_of(plan, options, q, k, v, "attention_into");
   const std::array in{q, k, v};
+  Call call = call_of(plan, options, in, "attention_into");
   check(!is_recorded(call, in), "attention_into: a tape knows an input, and no gradient goes through memory that is ",
         "given; use attention(), or detach()");
   check(bool(o) && o.shape() == q.shape() && o.dtype() == q.dtype() && o.device() == q.device(),
@@ -198,37 +191,32 @@ void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v
     check(!x || x.storage() != o.storage(), "attention_into: o shares memory with an input");
   };
   std::ranges::for_each(in, refuse_shared), std::ranges::for_each(term_inputs(options.terms), refuse_shared);
-  const TakesOrder takes = takes_order(call);
-  if (takes == TakesOrder::gathered) {
-    const GivenOrder order(call);
-    return copy(o, order.home(kernel_forward(call, order.along(q), order.along(k), order.along(v)).o));
-  }
-  if (takes == TakesOrder::no && !plan->looks_at_data())
-    return void(kernel_forward(call, in_rows(q), in_rows(k), in_rows(v), o));
-  each_sequence(call, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
-    Tensor its = sequence_of(o, b);
-    attention_into(its, sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
-  });
+  call.out = o, call.options.backward = Backward::fused;
+  (void)run(std::move(call), in, false);
 }
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                                    const AttentionOptions& options) {
-  return run(std::array{q, k, v}, plan, options, true);
+  const std::array in{q, k, v};
+  return run(call_of(plan, options, in), in, true);
 }
 
 std::vector<Tensor> attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionResult& given,
-                                        const Tensor& d_o, const Tensor& d_lse, const PlanPtr& plan,
-                                        const AttentionOptions& options, unsigned wanted) {
-  std::vector<Tensor> x{q, k, v};
+                                        const AttentionResult& d, const PlanPtr& plan, const AttentionOptions& options,
+                                        unsigned wanted) {
+  const std::array in{q, k, v};
+  std::vector<Tensor> x(in.begin(), in.end());
   std::ranges::copy(term_inputs(options.terms), std::back_inserter(x));
   Tape tape;
   for (std::size_t i = 0; i < x.size(); ++i)
     if (wanted >> i & 1 && x[i]) tape.watch(x[i]);
     else x[i] = {};
-  const AttentionResult r = run(std::array{q, k, v}, plan, options, d_lse || plan->looks_at_data(), given);
+  Call call = call_of(plan, options, in);
+  call.given = given;
+  const AttentionResult r = run(std::move(call), in, d.lse || plan->looks_at_data());
   Gradients g;
-  if (d_lse && tape.knows(r.o)) g = tape.backward(add(sum(mul(r.o, d_o)), to(sum(mul(r.lse, d_lse)), r.o.dtype())));
-  else if (tape.knows(r.o)) g = tape.backward(r.o, d_o);
+  if (d.lse && tape.knows(r.o)) g = tape.backward(add(sum(mul(r.o, d.o)), to(sum(mul(r.lse, d.lse)), r.o.dtype())));
+  else if (tape.knows(r.o)) g = tape.backward(r.o, d.o);
   for (Tensor& t : x)
     if (t) t = g.has(t) ? g[t] : zeros_like(t);
   return x;
@@ -240,7 +228,7 @@ std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, cons
   const Tape::Pause pause;
   AttentionOptions how = options;
   how.dropout = 0, how.backward = Backward::fused;
-  const Call all = call_of(plan, how, q, k, k, "attention_weights");
+  const Call all = call_of(plan, how, {q, k, k}, "attention_weights");
   std::vector<RowWeights> out;
   if (plan->looks_at_data() || takes_order(all) != TakesOrder::no) {
     each_sequence(all, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {

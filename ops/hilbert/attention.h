@@ -78,10 +78,11 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
                                    const AttentionOptions& options = {});
 
 /// Gradients of q, k, v, slopes, relative, bias and sink, those whose bit is set in `wanted` and
-/// that are there, from what attention_with_lse() gave: for a host with a graph of its own, on any
-/// thread. d_lse may be undefined. taped, and sets chosen by q and k, run forward once more.
+/// that are there, from what attention_with_lse() gave and the gradients of that, of which lse may
+/// be undefined: for a host with a graph of its own, on any thread. taped, and sets chosen by q and
+/// k, run forward once more.
 std::vector<Tensor> attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionResult& given,
-                                        const Tensor& d_o, const Tensor& d_lse, const PlanPtr& plan,
+                                        const AttentionResult& d, const PlanPtr& plan,
                                         const AttentionOptions& options = {}, unsigned wanted = 0x7f);
 
 /// The plan of one sequence of q and k: where the pattern looks at data, its blocks are chosen, for

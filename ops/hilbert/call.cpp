@@ -2,6 +2,7 @@
 #include "ops/hilbert/call.h"
 #include <map>
 #include "ops/hilbert/points/given.h"
+#include "ops/hilbert/plan/tiles.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/hilbert/kernels/joined.h"
 #include "ops/ops.h"
@@ -69,19 +70,23 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
 // ---- passes -------------------------------------------------------------------------------------
 namespace {
 
-constexpr std::size_t kRoutesKept = 64;
-
 std::vector<AttentionRoute>& routes() {
   thread_local std::vector<AttentionRoute> list;
   return list;
 }
 void note(std::string_view pass, const kernels::Decision& d) {
-  if (routes().size() == kRoutesKept) routes().erase(routes().begin());
-  routes().push_back({pass, kernels::name_of(d.route), d.reason});
+  remember(routes(), {pass, kernels::name_of(d.route), d.reason});
 }
 
-kernels::Input input(const Tensor& x) { return {x.raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
-kernels::Output output(Tensor& x) { return {x.mutable_raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
+/// Where a row of the batch begins, in bytes.
+Index begin_of(const Tensor& x, Index row) { return row * x.stride(0) * static_cast<Index>(size_of(x.dtype())); }
+/// From a row of the batch on.
+kernels::Input input(const Tensor& x, Index row = 0) {
+  return {x.raw() + begin_of(x, row), x.dtype(), x.stride(0), x.stride(1), x.stride(2)};
+}
+kernels::Output output(Tensor& x, Index row = 0) {
+  return {x.mutable_raw() + begin_of(x, row), x.dtype(), x.stride(0), x.stride(1), x.stride(2)};
+}
 
 kernels::Kernels kernels_of(const Tensor& q) {
   kernels::Kernels on;
@@ -90,30 +95,29 @@ kernels::Kernels kernels_of(const Tensor& q) {
 }
 kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tensor& q, const Tensor& k, const Tensor& v,
                                const kernels::Terms& terms) {
-  return {call.sizes(),
-          p.tiling,
-          p.heads.data(),
-          std::ssize(p.heads),
-          input(q),
-          input(k),
-          input(v),
-          &p.part->places,
-          has_pair_terms(call.options.terms) ? &terms : nullptr};
+  const Index row = p.row.value_or(0);
+  kernels::AttentionPass pass{call.sizes(),  p.tiling,      p.heads.data(), std::ssize(p.heads),
+                              input(q, row), input(k, row), input(v, row)};
+  if (p.row) pass.sizes.batch = 1, pass.sizes.first_batch += row;
+  if (q.device().is_cpu()) pass.places = &p.part->places;
+  if (has_pair_terms(call.options.terms)) pass.terms = &terms;
+  return pass;
 }
-/// Branch by branch, as the online softmax merges them.
-std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> parts) {
+/// Branch by branch, as the online softmax merges them. Where all branches of a chain have one
+/// tiling that joins them, that makes what is of queries.
+std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> parts, const Tensor& q, bool chain) {
   std::vector<TilingPass> passes;
-  for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
+  const Tiling* const joined = chain ? joined_tiling(parts[0], call.plan->tilings_of(0)) : nullptr;
+  if (joined) passes.push_back({.part = &parts[0], .tiling = joined, .heads = users(*call.plan, 0).begin()->second});
+  if (joined) passes[0].keys = false;
+  const Index branches = branch_count(*call.plan);
+  for (Index branch = 0; branch < branches; ++branch)
     for (const auto& [tiling, heads] : users(*call.plan, branch))
       for (const PlanPart& part : parts)
-        passes.push_back({&part, &part.tilings[static_cast<std::size_t>(tiling)], heads, branch});
+        passes.push_back({&part, &part.tilings[at(tiling)], heads, branch == 0, branch + 1 == branches, !joined});
+  for (TilingPass& p : passes)
+    if (q.device().is_cuda() && !p.part->places.each_row) p.row = p.part->places.list[0].row;
   return passes;
-}
-/// The same in one pass, where all branches of a chain have one tiling that joins them.
-std::optional<TilingPass> joined_pass(const Call& call, std::span<const PlanPart> parts) {
-  const Tiling* const joined = joined_tiling(parts[0], call.plan->tilings_of(0));
-  if (!joined) return std::nullopt;
-  return TilingPass{&parts[0], joined, users(*call.plan, 0).begin()->second};
 }
 
 /// Whether these parts list every row of q with one tiling of each, or every row of k. Each is in
@@ -127,9 +131,10 @@ bool lists_all(const Call& call, std::span<const PlanPart> parts, std::int32_t t
   return n == call.batch * (keys ? call.plan->length() : call.queries);
 }
 
-/// The parts that kernels take one after the other. Terms look at where a document lies.
+/// The parts that kernels take one after the other: those of a GPU know whole rows.
 std::span<const PlanPart> parts_for(const Call& call, const Tensor& q) {
-  return q.device().is_cuda() && !has_pair_terms(call.options.terms) ? row_parts(*call.plan) : call.plan->parts();
+  if (call.shard) return call.shard->stages()[0].parts;
+  return q.device().is_cuda() ? row_parts(*call.plan) : call.plan->parts();
 }
 
 /// Several tilings, the same for all heads, of which the last one lists every row, in the memory of
@@ -173,15 +178,14 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state) {
   const kernels::Kernels on = kernels_of(q);
-  const kernels::Terms terms = kernel_terms(call);
-  std::vector<TilingPass> passes = passes_over(call, parts);
-  if (std::optional<TilingPass> joined = state.result ? joined_pass(call, parts) : std::nullopt)
-    passes = {*std::move(joined)};
-  for (const TilingPass& p : passes) {
-    const bool last = state.result && p.branch == passes.back().branch;
-    kernels::ForwardPass pass{pass_of(call, p, q, k, v, terms), output(last ? state.result : state.o),
-                              state.lse.mutable_raw(), state.fresh && p.branch == 0};
-    if (!pass.fresh && state.o.dtype() == DType::f32) pass.before = input(state.o);
+  for (const TilingPass& p : passes_over(call, parts, q, bool(state.result))) {
+    if (!p.queries) continue;
+    const Index row = p.row.value_or(0);
+    const kernels::Terms terms = kernel_terms(call, row);
+    kernels::ForwardPass pass{pass_of(call, p, q, k, v, terms),
+                              output(state.result && p.last ? state.result : state.o, row),
+                              state.lse.mutable_raw() + begin_of(state.lse, row), state.fresh && p.first};
+    if (!pass.fresh && state.o.dtype() == DType::f32) pass.before = input(state.o, row);
     const kernels::Decision how = on.route_forward(on.where, pass);
     on.forward(on.where, pass, how);
     note("forward", how);
@@ -189,7 +193,8 @@ void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, 
   state.fresh = false;
 }
 
-AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor out) {
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor out = call.out;
   const std::span<const PlanPart> parts = parts_for(call, q);
   // A GPU stores 16 bytes at a time where it can, so into what lies as memory of ours would.
   const bool fits =
@@ -212,17 +217,15 @@ BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, c
   const kernels::Terms terms = kernel_terms(call);
   BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
   run.chain = whole && is_chain(call, parts, x.q);
-  const std::optional<TilingPass> joined = run.chain ? joined_pass(call, parts) : std::nullopt;
-  if (joined) run.passes.push_back({*joined, true, false});
   // Gradients are written where no head's are added up, and by a GPU rounded once. There parts,
   // which share no rows, do not count together.
   std::map<std::pair<const PlanPart*, std::int32_t>, Index> passes_of;
-  for (TilingPass& p : passes_over(call, parts)) {
+  for (TilingPass& p : passes_over(call, parts, x.q, run.chain)) {
     std::vector<std::int32_t> kv_heads = p.heads;
     for (std::int32_t& h : kv_heads) h = static_cast<std::int32_t>(h / (call.heads() / call.kv_heads));
     kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
     for (const std::int32_t h : kv_heads) ++passes_of[{x.q.device().is_cuda() ? p.part : nullptr, h}];
-    run.passes.push_back({std::move(p), !joined, true});
+    run.passes.push_back({std::move(p)});
   }
   bool direct = whole && std::ranges::all_of(passes_of, [](const auto& of) { return of.second == 1; });
   const kernels::Kernels on = kernels_of(x.q);
@@ -257,8 +260,6 @@ void BackwardInputs::make_delta(const kernels::AttentionSizes& sizes) {
 
 void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
                   TermTensors& d_terms) {
-  const kernels::Terms terms = kernel_terms(call);
-  const kernels::TermGradients gradients = kernel_gradients(call, d_terms);
   if (run.delta && !x.delta) x.make_delta(call.sizes());
   std::array<Tensor, 3> sums = d;  // where those of 32 bits stand
   if (run.chain)
@@ -267,18 +268,21 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
   std::array<bool, 3> any{!run.chain, !run.chain, !run.chain};
   const kernels::Kernels on = kernels_of(x.q);
   for (const BackwardRun::Pass& p : run.passes) {
+    const Index row = p.row.value_or(0);
+    const kernels::Terms terms = kernel_terms(call, row);
+    const kernels::TermGradients gradients = kernel_gradients(call, d_terms, row);
     kernels::BackwardPass pass{pass_of(call, p, x.q, x.k, x.v, terms)};
-    pass.o = input(x.o), pass.d_o = input(x.d_o);
-    pass.lse = x.lse.raw(), pass.delta = x.delta ? x.delta.raw() : nullptr;
+    pass.o = input(x.o, row), pass.d_o = input(x.d_o, row);
+    pass.lse = x.lse.raw() + begin_of(x.lse, row);
+    pass.delta = x.delta ? x.delta.raw() + begin_of(x.delta, row) : nullptr;
     pass.listed = run.chain;
     const std::array wanted{p.queries, p.keys, p.keys};
     const std::array to{&pass.dq, &pass.dk, &pass.dv};
     const std::array before{&pass.dq_before, &pass.dk_before, &pass.dv_before};
     for (std::size_t i = 0; i < 3; ++i) {
       if (!wanted[i]) continue;
-      const bool last = !run.chain || !p.keys || &p == &run.passes.back();
-      *to[i] = output(last ? d[i] : sums[i]);
-      if (any[i] && sums[i].dtype() == DType::f32) *before[i] = input(sums[i]);
+      *to[i] = output(!run.chain || p.last ? d[i] : sums[i], row);
+      if (any[i] && sums[i].dtype() == DType::f32) *before[i] = input(sums[i], row);
       any[i] = true;
     }
     if (pass.terms) pass.d_terms = &gradients;
@@ -294,12 +298,21 @@ namespace detail {
 std::vector<Tensor> OneOp::forward(std::span<const Tensor> in) {
   packed = in.size() == 1 + kTermTensors;
   const auto [q, k, v] = packed ? parts(in[0]) : std::array<Tensor, 3>{in[0], in[1], in[2]};
-  const AttentionResult r = call.given.o ? call.given : kernel_forward(call, q, k, v);
+  const AttentionResult r = call.given.o ? call.given
+                            : call.shard ? ring_forward(call, q, k, v)
+                                         : kernel_forward(call, q, k, v);
   if (wants_any())
     for (const Tensor& x : in) save(x);
   if (wants_any()) save(r.o), save(r.lse);
   if (!with_lse) return {r.o};
   return {r.o, r.lse};
+}
+
+std::vector<Tensor> OneOp::inputs(const Call& call, std::span<const Tensor> in) {
+  std::vector<Tensor> all;
+  std::ranges::transform(in, std::back_inserter(all), in_rows);
+  std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
+  return all;
 }
 
 std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {
@@ -328,7 +341,10 @@ std::vector<Tensor> OneOp::finished(std::vector<Tensor> dx, DType type, TermTens
 
 std::vector<Tensor> OneOp::gradients_like_inputs(const BackwardRun& run) const {
   std::vector<Tensor> out;
-  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i) out.push_back(run.gradient_like(saved(i)));
+  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i) {
+    const Tensor& x = saved(i);
+    out.push_back(run.zeroed ? zeros(x.shape(), run.type, x.device()) : empty(x.shape(), run.type, x.device()));
+  }
   return out;
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 #include <map>
+#include "core/comm/comm.h"
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/attention.h"
+#include "ops/hilbert/ranks/shards.h"
 
 // Private: one call of attention, checked, and kernels on its tensors; ring_attention() shares it.
 
@@ -12,7 +14,10 @@ struct Call {
   AttentionOptions options;
   double scale = 1;
   Index batch = 0, queries = 0, kv_heads = 1, dim = 0;
-  AttentionResult given = {};          // what its forward pass gave, where that is over
+  AttentionResult given = {};  // what its forward pass gave, where that is over
+  Tensor out = {};             // where o is to be written
+  ShardPlanPtr shard = {};     // of several ranks: what this one computes
+  Comm comm = {};
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
   Tensor table = {};                   // relative [H, entries] and a 0, where some tokens lie on no grid
 
@@ -22,6 +27,13 @@ struct Call {
 /// For q of `queries` rows, k and v of `keys`. Its terms are all there, dense, the bias of rank 4.
 Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
                   const Tensor& q, const Tensor& k, const Tensor& v);
+
+/// Keeps the last of what a thread has seen.
+template <class X> void remember(std::vector<X>& list, X x) {
+  constexpr std::size_t kMost = 64;
+  if (list.size() == kMost) list.erase(list.begin());
+  list.push_back(std::move(x));
+}
 
 /// Rows whose elements are neighbours, read in place; else a copy, an op if a tape listens.
 Tensor in_rows(const Tensor& x);
@@ -35,7 +47,10 @@ struct TilingPass {
   const PlanPart* part;
   const Tiling* tiling;
   std::vector<std::int32_t> heads;
-  Index branch = 0;
+  bool first = true, last = true;    // of the branches that are merged
+  bool queries = true, keys = true;  // whose sums it makes: forward and dQ, dK and dV
+  /// The row of the batch that it is of; none: of all rows, or where the part's places say.
+  std::optional<Index> row = {};
 };
 
 // ---- score terms (terms.cpp) --------------------------------------------------------------------
@@ -55,12 +70,13 @@ bool has_nonfinite_terms(const ScoreTerms& terms);
 /// S of scores c q . k [B, heads, groups, q, k], op by op.
 Tensor with_terms(const Call& call, const GroupBatch& g, Tensor s);
 
-kernels::Terms kernel_terms(const Call& call);
+/// For the rows of the batch from this one on, as of those below.
+kernels::Terms kernel_terms(const Call& call, Index first_row = 0);
 /// Where kernels add up wanted gradients, zeros; a bias's is at most its size. The sink needs none.
 using Wanted = std::array<bool, kTermTensors>;
 TermTensors term_sums(const Call& call, const Wanted& wanted);
 Shape term_sum_shape(const Call& call, std::size_t which);
-kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums);
+kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums, Index first_row = 0);
 /// The gradients, each of its tensor's shape and type. delta: less the gradient of lse.
 TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wanted, const Tensor& lse,
                            const Tensor& delta);
@@ -78,8 +94,10 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
                            const Tensor& out = {});
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
-/// All of it: what hybrid and fused compute; o is written to `out` if that is there.
-AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor out = {});
+/// All of it: what hybrid and fused compute.
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
+/// The same over ranks, stage by stage (ring.cpp).
+AttentionResult ring_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
 
 // ---- backward -----------------------------------------------------------------------------------
 
@@ -94,22 +112,17 @@ struct BackwardInputs {
 /// Backward over parts as it will run: a route for each tiling, and what these want of memory.
 struct BackwardRun {
   struct Pass : TilingPass {
-    bool queries, keys;  // whose gradients it makes
     kernels::Decision how = {};
   };
   std::vector<Pass> passes;
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
   bool chain = false;  // sums go from pass to pass, the last of which writes dq, dk and dv
-
-  Tensor gradient_like(const Tensor& x) const {
-    return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
-  }
 };
 /// `whole`: these are all of the call, not one of several stages whose gradients are added up.
 BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole);
 BackwardRun decide_backward(const Call& call, const BackwardInputs& x);  // of all that the plan has
-/// Writes or adds the gradients to d = {dq, dk, dv}, which gradient_like made; adds those of terms.
+/// Writes or adds the gradients to d = {dq, dk, dv}, which are as the run wants them; adds those of terms.
 void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
                   TermTensors& d_terms);
 
@@ -117,13 +130,18 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
 
 namespace detail {
 
-/// Hybrid or fused on a tape: the forward kernel, what it keeps, and how a mode goes back. Inputs:
-/// q, k and v, or the three packed, and the terms' tensors. Outputs: o, or o and lse.
+/// Hybrid, fused or over ranks on a tape: the forward kernel, what it keeps, and how it goes back.
+/// Inputs: q, k and v, or the three packed, and the terms' tensors. Outputs: o, or o and lse.
 struct OneOp final : MultiFunction {
+  using GoBack = std::vector<Tensor> (*)(const OneOp& op, std::span<const Tensor> given);
   Call call;
-  bool with_lse = false;
+  bool with_lse;
   std::string_view mode;  // lives for ever
-  std::vector<Tensor> (*gradients)(const OneOp& op, std::span<const Tensor> given) = nullptr;
+  GoBack gradients;
+  OneOp(Call its_call, bool lse, std::string_view name, GoBack back)
+      : call(std::move(its_call)), with_lse(lse), mode(name), gradients(back) {}
+  /// What it is applied to: q, k and v, or these packed, with the terms of the call.
+  static std::vector<Tensor> inputs(const Call& call, std::span<const Tensor> in);
 
   std::string_view name() const override { return mode; }
   std::vector<Tensor> forward(std::span<const Tensor> in);
@@ -139,6 +157,17 @@ struct OneOp final : MultiFunction {
   bool packed = false;
 };
 
+/// How hybrid and fused go back from what their op keeps (modes/modes.cpp).
+std::vector<Tensor> hybrid_backward(const OneOp& op, std::span<const Tensor> given);
+std::vector<Tensor> fused_backward(const OneOp& op, std::span<const Tensor> given);
+
 }  // namespace detail
+
+/// One branch, or all: o [B, L, H, D], and lse [B, L, H, 1] where branches merge or a caller asks.
+struct Taped {
+  Tensor o, lse;
+};
+Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse);
+bool all_finite(std::span<const Tensor> tensors);
 
 }  // namespace hilt

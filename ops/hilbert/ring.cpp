@@ -10,200 +10,169 @@
 namespace hilt {
 namespace {
 
+using Parcel = ShardPlan::Parcel;
+
 /// Keys and values, or their gradients: [B, rows, Hk, D] each.
-struct Pair {
-  Tensor k, v;
-};
+using KeysValues = std::array<Tensor, 2>;
 
 Tensor index_of(const std::vector<std::int32_t>& rows, Device device) {
   return moved(from_values(rows, {std::ssize(rows)}), device);
 }
+/// f(tensor) of both.
+template <class F> KeysValues of_both(const KeysValues& x, const F& f) { return {f(x[0]), f(x[1])}; }
 
-Tensor parcel_of(const Tensor& x, const ShardPlan::Parcel& p) {
-  return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device()));
-}
-
-Tensor blank_parcel(const ShardPlan::Parcel& p, const Tensor& like, DType type) {
-  return empty(like.shape().with(1, p.count), type, like.device());
-}
-
+/// What comes of a stage, a parcel each, and from whom.
 struct Incoming {
   Transfer transfer;
-  std::vector<Tensor> k, v;  // a parcel each
+  std::span<const Parcel> parcels;
+  std::vector<KeysValues> rows;
 
-  Pair wait(const Pair& own) {
+  /// The keys and values of a stage, once they are here.
+  KeysValues keys(const KeysValues& own) {
     transfer.wait();
-    if (k.empty()) return {slice(own.k, 1, 0, 0), slice(own.v, 1, 0, 0)};
-    return {k.size() == 1 ? k[0] : cat(k, 1), v.size() == 1 ? v[0] : cat(v, 1)};
-  }
-};
-Incoming post(const ShardPlan& shard, const Comm& comm, const Pair& own, std::size_t stage, std::string_view op) {
-  const ShardPlan::Stage& s = shard.stages()[stage];
-  Incoming incoming;
-  std::vector<Message> out, in;
-  for (const ShardPlan::Parcel& p : s.send)
-    out.push_back({p.peer, parcel_of(own.k, p)}), out.push_back({p.peer, parcel_of(own.v, p)});
-  for (const ShardPlan::Parcel& p : s.receive) {
-    incoming.k.push_back(blank_parcel(p, own.k, own.k.dtype()));
-    incoming.v.push_back(blank_parcel(p, own.v, own.v.dtype()));
-    in.push_back({p.peer, incoming.k.back()}), in.push_back({p.peer, incoming.v.back()});
-  }
-  incoming.transfer = comm.exchange(std::move(out), std::move(in), {op, static_cast<Index>(stage)});
-  return incoming;
-}
-
-/// Gradients of keys that return to their owners, and those of our keys from who attended to them.
-struct GradientReturn {
-  Transfer transfer;
-  std::vector<ShardPlan::Parcel> parcels;  // of our rows
-  std::vector<Pair> gradients;             // theirs, in the same order
-
-  void wait(Pair& total) {
-    transfer.wait();
-    for (std::size_t i = 0; i < parcels.size(); ++i) {
-      const auto add = [&](Tensor& sum, const Tensor& part) {
-        if (parcels[i].rows.empty()) accumulate(sum, part);
-        else accumulate(sum, scatter_add(part, 1, index_of(parcels[i].rows, part.device()), sum.dim(1)));
-      };
-      add(total.k, gradients[i].k), add(total.v, gradients[i].v);
+    if (rows.empty()) return of_both(own, [](const Tensor& x) { return slice(x, 1, 0, 0); });
+    KeysValues all;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::vector<Tensor> parts;
+      for (const KeysValues& x : rows) parts.push_back(x[i]);
+      all[i] = parts.size() == 1 ? parts[0] : cat(parts, 1);
     }
+    return all;
+  }
+  /// Adds gradients of our keys and values, which those who attended to them return.
+  void add_to(KeysValues& total) {
+    transfer.wait();
+    for (std::size_t p = 0; p < parcels.size(); ++p)
+      for (std::size_t i = 0; i < total.size(); ++i) {
+        const Tensor& part = rows[p][i];
+        if (parcels[p].rows.empty()) accumulate(total[i], part);
+        else accumulate(total[i], scatter_add(part, 1, index_of(parcels[p].rows, part.device()), total[i].dim(1)));
+      }
     *this = {};
   }
 };
-GradientReturn return_gradients(const ShardPlan& shard, const Comm& comm, const Pair& theirs, const Tensor& like,
-                                std::size_t stage) {
-  const ShardPlan::Stage& s = shard.stages()[stage];
-  GradientReturn returned;
-  std::vector<Message> out, in;
+/// Sends what rows_of() has of each parcel of `out`, and makes room like `like` for those of `in`.
+template <class RowsOf>
+Incoming exchange(const Comm& comm, const Step& step, std::span<const Parcel> out, const RowsOf& rows_of,
+                  std::span<const Parcel> in, const Tensor& like) {
+  Incoming incoming{{}, in, {}};
+  std::vector<Message> sent, received;
+  for (const Parcel& p : out)
+    for (Tensor& x : rows_of(p)) sent.push_back({p.peer, std::move(x)});
+  for (const Parcel& p : in)
+    for (Tensor& x : incoming.rows.emplace_back()) {
+      x = empty(like.shape().with(1, p.count), like.dtype(), like.device());
+      received.push_back({p.peer, x});
+    }
+  incoming.transfer = comm.exchange(std::move(sent), std::move(received), step);
+  return incoming;
+}
+/// The keys and values of a stage set out for those who attend to them.
+Incoming post(const Call& call, const KeysValues& own, std::size_t stage, std::string_view op) {
+  const ShardPlan::Stage& s = call.shard->stages()[stage];
+  const auto rows_of = [&](const Parcel& p) {
+    return of_both(
+        own, [&](const Tensor& x) { return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device())); });
+  };
+  return exchange(call.comm, {op, static_cast<Index>(stage)}, s.send, rows_of, s.receive, own[0]);
+}
+/// Gradients of keys and values return to their owners.
+Incoming return_gradients(const Call& call, const KeysValues& theirs, std::size_t stage) {
+  const ShardPlan::Stage& s = call.shard->stages()[stage];
   Index row = 0;
-  for (const ShardPlan::Parcel& p : s.receive) {
-    out.push_back({p.peer, dense(slice(theirs.k, 1, row, row + p.count))}),
-        out.push_back({p.peer, dense(slice(theirs.v, 1, row, row + p.count))});
-    row += p.count;
-  }
-  for (const ShardPlan::Parcel& p : s.send) {
-    returned.parcels.push_back(p);
-    returned.gradients.push_back({blank_parcel(p, like, theirs.k.dtype()), blank_parcel(p, like, theirs.k.dtype())});
-    in.push_back({p.peer, returned.gradients.back().k}), in.push_back({p.peer, returned.gradients.back().v});
-  }
-  returned.transfer =
-      comm.exchange(std::move(out), std::move(in), {"ring backward, gradients", static_cast<Index>(stage)});
-  return returned;
+  const auto rows_of = [&](const Parcel& p) {
+    const Index first = std::exchange(row, row + p.count);
+    return of_both(theirs, [&](const Tensor& x) { return dense(slice(x, 1, first, row)); });
+  };
+  return exchange(call.comm, {"ring backward, gradients", static_cast<Index>(stage)}, s.receive, rows_of, s.send,
+                  theirs[0]);
 }
 
-struct Ring final : Function {
-  Call call;
-  ShardPlanPtr shard;
-  Comm comm;
+bool any_stage(const Call& call, std::vector<Parcel> ShardPlan::Stage::*parcels) {
+  return std::ranges::any_of(call.shard->stages(), [&](const ShardPlan::Stage& s) { return !(s.*parcels).empty(); });
+}
 
-  std::string_view name() const override { return "attention (ring)"; }
-
-  bool any_stage(std::vector<ShardPlan::Parcel> ShardPlan::Stage::*parcels) const {
-    return std::ranges::any_of(shard->stages(), [&](const ShardPlan::Stage& s) { return !(s.*parcels).empty(); });
-  }
-  bool receives() const { return any_stage(&ShardPlan::Stage::receive); }
-
-  AttentionResult run(const Tensor& q, const Tensor& k, const Tensor& v) const {
-    const auto& stages = shard->stages();
-    const Pair own{k, v};
-    SoftmaxState state = initial_state(call, q, stages[0].parts, receives());
-    Pair keys = own;
-    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-      Incoming next;
-      if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring forward");
-      if (stages[stage].keys > 0 || stage == 0) attend(call, stages[stage].parts, q, keys.k, keys.v, state);
-      if (stage + 1 < stages.size()) keys = next.wait(own);
+std::vector<Tensor> ring_backward(const detail::OneOp& op, std::span<const Tensor> given) {
+  const Call& call = op.call;
+  const bool receives = any_stage(call, &ShardPlan::Stage::receive);
+  if (!receives && !any_stage(call, &ShardPlan::Stage::send)) return fused_backward(op, given);  // nothing to add up
+  BackwardInputs x = op.kept(given);
+  x.d_o = in_rows(x.d_o);
+  TermTensors terms = term_sums(call, x.terms);
+  const KeysValues own{x.k, x.v};
+  const auto& stages = call.shard->stages();
+  const auto zeros_of = [&](const Tensor& like) { return zeros(like.shape(), x.lse.dtype(), like.device()); };
+  const Tensor dq = zeros_of(x.q);
+  KeysValues total, keys = own;
+  Incoming returned;
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    Incoming next;
+    if (stage + 1 < stages.size()) next = post(call, own, stage + 1, "ring backward");
+    std::array<Tensor, 3> d{dq, zeros_of(keys[0]), zeros_of(keys[1])};
+    if (stages[stage].keys > 0) {
+      x.k = keys[0], x.v = keys[1];
+      run_backward(call, decide_backward(call, stages[stage].parts, x, false), x, d, terms);
+      x.k = x.v = {};  // the next ones are on their way
     }
-    return {to(state.o, q.dtype()), state.lse};
-  }
-
-  Tensor forward(std::span<const Tensor> in) {
-    const AttentionResult r = run(in[0], in[1], in[2]);
-    if (!wants_any()) return r.o;
-    for (const Tensor& t : in) save(t);
-    save(r.o), save(r.lse);
-    return r.o;
-  }
-
-  std::vector<Tensor> backward(const Tensor& cotangent) override {
-    constexpr std::size_t n = 3 + kTermTensors;
-    BackwardInputs x{saved(0), saved(1), saved(2), saved(n), in_rows(cotangent), saved(n + 1)};
-    for (std::size_t i = 0; i < kTermTensors; ++i) x.terms[i] = bool(saved(3 + i)) && wants(3 + i);
-    TermTensors terms = term_sums(call, x.terms);
-    const Tensor& q = x.q;
-    const Pair own{saved(1), saved(2)};
-    const auto& stages = shard->stages();
-    const DType type = x.lse.dtype();
-    if (!receives() && !any_stage(&ShardPlan::Stage::send)) {  // nothing to add up
-      const BackwardRun run = decide_backward(call, stages[0].parts, x, true);
-      std::array<Tensor, 3> d{run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
-      run_backward(call, run, x, d, terms);
-      return finished({std::move(d[0]), std::move(d[1]), std::move(d[2])}, x, std::move(terms));
+    if (stage == 0) {
+      total = {std::move(d[1]), std::move(d[2])};
+    } else {
+      if (stage > 1) returned.add_to(total);
+      returned = return_gradients(call, {std::move(d[1]), std::move(d[2])}, stage);
     }
-    Tensor dq = zeros(q.shape(), type, q.device());
-    Pair total, keys = own;
-    GradientReturn returned;
-    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-      Incoming next;
-      if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring backward");
-      std::array<Tensor, 3> d{dq, zeros(keys.k.shape(), type, q.device()), zeros(keys.v.shape(), type, q.device())};
-      if (stages[stage].keys > 0) {
-        x.k = keys.k, x.v = keys.v;
-        run_backward(call, decide_backward(call, stages[stage].parts, x, false), x, d, terms);
-        x.k = x.v = {};  // the next ones are on their way
-      }
-      if (stage == 0) {
-        total = {std::move(d[1]), std::move(d[2])};
-      } else {
-        if (stage > 1) returned.wait(total);
-        returned = return_gradients(*shard, comm, {std::move(d[1]), std::move(d[2])}, own.k, stage);
-      }
-      if (stage + 1 < stages.size()) keys = next.wait(own);
-    }
-    if (stages.size() > 1) returned.wait(total);
-    return finished({std::move(dq), std::move(total.k), std::move(total.v)}, x, std::move(terms));
+    if (stage + 1 < stages.size()) keys = next.keys(own);
   }
-  std::vector<Tensor> finished(std::vector<Tensor> dx, BackwardInputs& x, TermTensors terms) const {
-    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], x.q.dtype()) : Tensor{};
-    if (x.terms[kSinkTensor] && !x.delta) x.make_delta(call.sizes());  // no stage had keys
-    for (Tensor& d : finished_terms(call, std::move(terms), x.terms, x.lse, x.delta)) dx.push_back(std::move(d));
-    return dx;
-  }
-};
+  if (stages.size() > 1) returned.add_to(total);
+  if (x.terms[kSinkTensor] && !x.delta) x.make_delta(call.sizes());  // no stage had keys
+  return op.finished({dq, std::move(total[0]), std::move(total[1])}, x.q.dtype(),
+                     finished_terms(call, std::move(terms), x.terms, x.lse, x.delta));
+}
 
-Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm,
-             const AttentionOptions& options) {
+AttentionResult run(std::array<Tensor, 3> in, const ShardPlanPtr& shard, const Comm& comm,
+                    const AttentionOptions& options, bool with_lse) {
   check(shard != nullptr, "ring_attention: no ShardPlan");
   check(comm.size() == shard->shards().ranks && comm.rank() == shard->rank(), "ring_attention: rank ", comm.rank(),
         " of ", comm.size(), ", but the plan is for rank ", shard->rank(), " of ", shard->shards().ranks);
   check(options.backward == Backward::fused, "ring_attention: backward ", name_of(options.backward),
         " is not for several ranks; use fused");
-  Ring ring;
-  ring.call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options,
-                           shard->length(), shard->length(), q, k, v);
-  const kernels::Terms terms = kernel_terms(ring.call);
+  Call call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options,
+                           shard->length(), shard->length(), in[0], in[1], in[2]);
+  const kernels::Terms terms = kernel_terms(call);
   check(shard->plan().spec().documents.empty() || !(terms.slopes_on_grid || terms.table_on_grid),
         "ring_attention: alibi and relative on the grids of documents are not for several ranks, and these are ",
         to_string(shard->plan().spec().documents));
-  ring.shard = shard;
-  ring.comm = comm;
-  return ring;
+  call.shard = shard, call.comm = comm;
+  const std::vector<Tensor> inputs = detail::OneOp::inputs(call, in);
+  const std::vector<Tensor> y = hilt::apply<detail::OneOp, std::span<const Tensor>>(
+      {std::move(call), with_lse, "attention (ring)", ring_backward}, inputs);
+  return {y[0], with_lse ? y[1] : Tensor()};
 }
 
 }  // namespace
 
+AttentionResult ring_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto& stages = call.shard->stages();
+  const KeysValues own{k, v};
+  SoftmaxState state = initial_state(call, q, stages[0].parts, any_stage(call, &ShardPlan::Stage::receive));
+  KeysValues keys = own;
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    Incoming next;
+    if (stage + 1 < stages.size()) next = post(call, own, stage + 1, "ring forward");
+    if (stages[stage].keys > 0 || stage == 0) attend(call, stages[stage].parts, q, keys[0], keys[1], state);
+    if (stage + 1 < stages.size()) keys = next.keys(own);
+  }
+  return {to(state.o, q.dtype()), state.lse};
+}
+
 Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm,
                       const AttentionOptions& options) {
-  Ring ring = ring_of(q, k, v, shard, comm, options);
-  std::vector<Tensor> in{in_rows(q), in_rows(k), in_rows(v)};
-  std::ranges::copy(term_inputs(ring.call.options.terms), std::back_inserter(in));
-  return apply(std::move(ring), std::span<const Tensor>(in));
+  return run({q, k, v}, shard, comm, options, false).o;
 }
 
 AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard,
                                         const Comm& comm, const AttentionOptions& options) {
   const Tape::Pause pause;
-  return ring_of(q, k, v, shard, comm, options).run(in_rows(q), in_rows(k), in_rows(v));
+  return run({q, k, v}, shard, comm, options, true);
 }
 
 void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_heads, Index dim, DType dtype,

@@ -35,8 +35,8 @@ template <class F> Tensor of_pairs(const GroupBatch& g, F&& f) {
 /// f(query's site, key's site), each in its document.
 template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
   return of_pairs(g, [&](std::int32_t t, std::int32_t u, std::size_t group) {
-    return f(kernels::site_of(g.grid, on_grid, t - g.first[group]),
-             kernels::site_of(g.grid, on_grid, u - g.first[group]));
+    return f(kernels::site_of(g.grids, on_grid, t - g.first[group]),
+             kernels::site_of(g.grids, on_grid, u - g.first[group]));
   });
 }
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
@@ -287,19 +287,20 @@ bool has_nonfinite_terms(const ScoreTerms& terms) {
 
 // ---- for kernels --------------------------------------------------------------------------------
 
-template <class Void, class T> static kernels::PairTensor<Void> pair_tensor(T& x, const Call& call) {
+template <class Void, class T> static kernels::PairTensor<Void> pair_tensor(T& x, const Call& call, Index first_row) {
   if (!x) return {};
   const Index want[] = {call.batch, call.heads(), call.plan->queries(), call.plan->length()};
   Index stride[4];
   for (int i = 0; i < 4; ++i) stride[i] = x.dim(i) == want[i] ? x.stride(i) : 0;
+  const Index before = first_row * stride[0] * static_cast<Index>(size_of(x.dtype()));
   Void* data;
-  if constexpr (std::is_const_v<Void>) data = x.raw();
-  else data = x.mutable_raw();
+  if constexpr (std::is_const_v<Void>) data = x.raw() + before;
+  else data = x.mutable_raw() + before;
   const std::int32_t* const rows = call.bias_row.empty() ? nullptr : call.bias_row.data();
   return {data, x.dtype(), stride[0], stride[1], stride[2], stride[3], rows};
 }
 
-kernels::Terms kernel_terms(const Call& call) {
+kernels::Terms kernel_terms(const Call& call, Index first_row) {
   const ScoreTerms& x = call.options.terms;
   kernels::Terms t;
   t.cap = x.softcap.value_or(0);
@@ -309,7 +310,7 @@ kernels::Terms kernel_terms(const Call& call) {
     t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2, t.reach = reach_of(x.relative);
     t.entries = table.numel() / call.heads();
   }
-  t.bias = pair_tensor<const void>(x.bias, call);
+  t.bias = pair_tensor<const void>(x.bias, call, first_row);
   return t;
 }
 
@@ -331,9 +332,9 @@ TermTensors term_sums(const Call& call, const Wanted& wanted) {
   return sums;
 }
 
-kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums) {
+kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums, Index first_row) {
   const auto raw = [](Tensor& x) { return x ? x.mutable_raw() : nullptr; };
-  return {raw(sums[0]), raw(sums[1]), pair_tensor<void>(sums[kBiasTensor], call)};
+  return {raw(sums[0]), raw(sums[1]), pair_tensor<void>(sums[kBiasTensor], call, first_row)};
 }
 
 TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wanted, const Tensor& lse,

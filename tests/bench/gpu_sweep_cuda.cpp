@@ -11,7 +11,7 @@
 #include <optional>
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/hopper/visits.h"
-#include "ops/hilbert/kernels/joined.h"
+#include "ops/hilbert/plan/tiles.h"
 #include "tests/bench/gpu.h"
 #include "tests/bench/problems.h"
 

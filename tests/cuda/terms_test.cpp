@@ -262,7 +262,7 @@ std::vector<Tensor> play(const Problem& p, const Inputs& in) {
   const PlanPtr plan = make_plan(p.spec());
   const AttentionResult r = attention_with_lse(in.q, in.k, in.v, plan, in.options);
   std::vector<Tensor> out{r.o, r.lse};
-  std::vector<Tensor> dx = attention_gradients(in.q, in.k, in.v, r, in.d_o, in.d_lse, plan, in.options);
+  std::vector<Tensor> dx = attention_gradients(in.q, in.k, in.v, r, {in.d_o, in.d_lse}, plan, in.options);
   for (Tensor& x : dx) out.push_back(std::move(x));
   return out;
 }

@@ -279,7 +279,7 @@ nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, con
   std::vector<Tensor> d;
   timed(in.q, tensors[0], [&] {
     const Tensor dy = given_d.o ? given_d.o : zeros_like(given.o);
-    d = attention_gradients(in.q, in.k, in.v, given, dy, given_d.lse, call.plan, in.options, bits);
+    d = attention_gradients(in.q, in.k, in.v, given, {dy, given_d.lse}, call.plan, in.options, bits);
   });
   nb::list out;
   for (Tensor& x : d) out.append(array_or_none(std::move(x)));

@@ -47,7 +47,6 @@ struct AttentionSizes {
   RandomKey key;              // of the dropout mask, see attention_keeps
   Index first_head = 0;       // of these heads among all: part of the mask's counter
   Index first_batch = 0;
-  Index first_token = 0;  // of a place among the row's
 };
 
 /// The bits that decide for the weights of query t and keys u with u / 8 == block: see drop_bits(),
@@ -71,7 +70,7 @@ struct AttentionPass {
   const std::int32_t* heads;
   Index n_heads;
   Input q, k, v;
-  const Tiling::Places* places = nullptr;  // null: the start of every row
+  const Tiling::Places* places = nullptr;  // on a CPU; null: the start of every row, as on a GPU
   const Terms* terms = nullptr;            // of the scores, if any
 
   [[gnu::always_inline]] Index place_count() const { return places ? places->count(sizes.batch) : sizes.batch; }

@@ -51,7 +51,7 @@ std::int32_t end_of_tile(const Codes& codes, Range q, Index most) {
 Tiling sorted(const Tiling& t, Codes& codes) {
   Tiling out;
   add_all_keys(out, t);
-  out.grid = t.grid, out.pairs = t.pairs;
+  out.grids = t.grids, out.pairs = t.pairs;
   List from(t.q_token.size()), tile_of(from);
   std::iota(from.begin(), from.end(), 0);
   std::ranges::stable_sort(from, {}, [&](std::int32_t i) { return codes[at(i)]; });
@@ -95,7 +95,7 @@ class Compactor {
       : t_(t), codes_(codes), by_pairs_(by_pairs), whole_(t.k_tile.size(), -1) {
     add_all_queries(*out_, t);
     out_->q_tile.clear();
-    out_->grid = t.grid, out_->pairs = t.pairs;
+    out_->grids = t.grids, out_->pairs = t.pairs;
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces));
     for (const Piece& p : joined(std::move(pieces))) add(p);

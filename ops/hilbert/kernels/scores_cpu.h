@@ -91,13 +91,13 @@ template <class W> struct KeyTerms {
     }
     if (terms->slopes) {
       const W slope = static_cast<const W*>(terms->slopes)[h];
-      const Site q = site_of(t.grid, terms->slopes_on_grid, query);
+      const Site q = site_of(t.grids, terms->slopes_on_grid, query);
       for (Index j = 0; j < n; ++j) space.distance[j] = static_cast<W>(distance(q, space.sites.at(j)));
       for (Index j = 0; j < n; ++j) s[j] -= slope * space.distance[j];
     }
     if (terms->table) {
       const W* const table = static_cast<const W*>(terms->table) + h * terms->entries;
-      const Site q = site_of(t.grid, terms->table_on_grid, query), reach = terms->reach;
+      const Site q = site_of(t.grids, terms->table_on_grid, query), reach = terms->reach;
       for (Index j = 0; j < n; ++j) space.entry[j] = entry(reach, q, space.table_sites.at(j));
       for (Index j = 0; j < n; ++j) s[j] += table[space.entry[j]];
     }
@@ -153,7 +153,7 @@ template <class W> struct KeyTerms {
   static constexpr W kMasked = -std::numeric_limits<W>::infinity();
   void place(typename TermSpace<W>::Sites& to, bool on_grid) const {
     for (Index j = 0; j < n; ++j) {
-      const Site s = site_of(t.grid, on_grid, key[j]);
+      const Site s = site_of(t.grids, on_grid, key[j]);
       to.a[j] = s.a, to.b[j] = s.b, to.c[j] = s.c;
     }
   }

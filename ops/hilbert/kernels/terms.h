@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include "core/dtype.h"
 #include "ops/hilbert/plan/tiling.h"
 #include "ops/math.h"
@@ -21,8 +22,14 @@ namespace hilt::kernels {
 struct Site {
   std::int32_t a = 0, b = 0, c = 0;
 };
-[[gnu::always_inline]] constexpr Site site_of(const Tiling::Sites& grid, bool on_grid, std::int32_t token) {
+[[gnu::always_inline]] constexpr Site site_of(std::span<const Tiling::Sites> grids, bool on_grid, std::int32_t token) {
   if (!on_grid) return {0, 0, token};
+  std::size_t document = 0;
+  for (std::size_t behind = grids.size(); behind - document > 1;) {
+    const std::size_t middle = (document + behind) / 2;
+    (grids[middle].begin <= token ? document : behind) = middle;
+  }
+  const Tiling::Sites& grid = grids[document];
   token -= grid.first;
   if (token < 0) return {-1, 0, 0};
   const auto width = static_cast<std::int32_t>(grid.width), height = static_cast<std::int32_t>(grid.height);

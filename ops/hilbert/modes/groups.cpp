@@ -1,9 +1,9 @@
 // A tiling as groups of one size, stacked: a batch of dense blocks with a mask.
 #include "ops/hilbert/modes/groups.h"
-#include <list>
-#include <mutex>
 #include <ranges>
+#include <tuple>
 #include "core/parallel.h"
+#include "core/recent.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/helpers.h"
 #include "ops/hilbert/call.h"
@@ -23,21 +23,18 @@ bool counts_up(const std::vector<Index>& values, Index n) {
   return std::ranges::equal(values, std::views::iota(Index{0}, n));
 }
 
-/// Rows of the batch differ, and are multiplied as one.
-bool is_one_row(const Plan& plan) { return plan.spec().documents.size() > 1; }
-
 // ---- which groups -------------------------------------------------------------------------------
 
 /// Queries and keys, of the lists of a tiling, outside of which these queries attend to nothing.
-struct Piece {
+struct DenseBlock {
   List queries, keys;
 };
-struct Pieces {
+struct DenseBlocks {
   const Tiling* lists;
-  std::vector<Piece> pieces;
-  GroupShape shape;  // a piece with more queries or keys than a group has is several groups
+  std::vector<DenseBlock> blocks;
+  GroupShape shape;  // a block with more queries or keys than a group has is several groups
 
-  Index groups_of(const Piece& p) const {
+  Index groups_of(const DenseBlock& p) const {
     return parts(std::ssize(p.queries), shape.q) * parts(std::ssize(p.keys), shape.k);
   }
   static Index parts(Index n, Index each) { return (n + each - 1) / each; }
@@ -46,7 +43,7 @@ struct Pieces {
 List counting(Tiling::Range r) { return query_run(r.begin, r.end - r.begin); }
 
 /// Whole groups, where the tiling has them and they are about as large as each other.
-bool take_groups(const Tiling& t, Pieces& out) {
+bool take_groups(const Tiling& t, DenseBlocks& out) {
   constexpr double kPadding = 1.3;
   Index pairs = 0;
   GroupShape s{std::ssize(t.group), 0, 0};
@@ -55,13 +52,13 @@ bool take_groups(const Tiling& t, Pieces& out) {
     s.q = std::max(s.q, q), s.k = std::max(s.k, k), pairs += q * k;
   }
   if (t.group.empty() || static_cast<double>(s.pairs()) > kPadding * static_cast<double>(pairs)) return false;
-  for (const Tiling::Group& g : t.group) out.pieces.push_back({counting(g.q), counting(g.k)});
+  for (const Tiling::Group& g : t.group) out.blocks.push_back({counting(g.q), counting(g.k)});
   out.lists = &t, out.shape = s;
   return true;
 }
 
 /// The lists of tiles of queries, one for all that have the same, and the cheapest size of groups.
-void take_lists(const Compact& t, Pieces& out) {
+void take_lists(const Compact& t, DenseBlocks& out) {
   constexpr double kRowCost = 32;     // of a gathered row, in products of a query and a key
   constexpr double kChainCost = 1.3;  // of a softmax over several groups
   std::map<List, List> queries_of;
@@ -82,7 +79,7 @@ void take_lists(const Compact& t, Pieces& out) {
   for (auto& [listed, queries] : queries_of) {
     most_queries = std::max(most_queries, std::ssize(queries));
     most_keys = std::max(most_keys, std::ssize(listed));
-    out.pieces.push_back({std::move(queries), listed});
+    out.blocks.push_back({std::move(queries), listed});
   }
   double least = std::numeric_limits<double>::infinity();
   GroupShape best;
@@ -93,7 +90,7 @@ void take_lists(const Compact& t, Pieces& out) {
   each_size(most_queries, [&](Index q) {
     each_size(most_keys, [&](Index k) {
       out.shape = {0, q, k};
-      for (const Piece& p : out.pieces) out.shape.groups += out.groups_of(p);
+      for (const DenseBlock& p : out.blocks) out.shape.groups += out.groups_of(p);
       const double cost = static_cast<double>(out.shape.groups) *
                           (static_cast<double>(q * k) + kRowCost * static_cast<double>(q + 2 * k)) *
                           (k < most_keys ? kChainCost : 1);
@@ -103,27 +100,27 @@ void take_lists(const Compact& t, Pieces& out) {
   out.shape = best;
 }
 
-Pieces pieces_of(const Tiling& t) {
-  Pieces out;
+DenseBlocks blocks_of(const Tiling& t) {
+  DenseBlocks out;
   if (!take_groups(t, out)) take_lists(compact(t), out);
   return out;
 }
 
 // ---- the groups of a batch ----------------------------------------------------------------------
 
-/// A group: parts of the lists of a piece, at one place.
-struct Part {
+/// A group: parts of the lists of a block, at one place.
+struct PlacedGroup {
   Tiling::Place place;
   std::span<const std::int32_t> queries, keys;
   Index chain, number;  // which of the chains of several groups, -1 where alone, and its place there
 };
-std::vector<Part> parts_of(const Pieces& p, Tiling::Place place, Chains& chains) {
-  std::vector<Part> out;
-  for (const Piece& piece : p.pieces)
-    for (std::size_t q = 0; q < piece.queries.size(); q += at(p.shape.q)) {
-      const Index several = Pieces::parts(std::ssize(piece.keys), p.shape.k);
+std::vector<PlacedGroup> groups_at(const DenseBlocks& p, Tiling::Place place, Chains& chains) {
+  std::vector<PlacedGroup> out;
+  for (const DenseBlock& block : p.blocks)
+    for (std::size_t q = 0; q < block.queries.size(); q += at(p.shape.q)) {
+      const Index several = DenseBlocks::parts(std::ssize(block.keys), p.shape.k);
       for (Index number = 0; number < several; ++number) {
-        const std::span all(piece.queries), keys(piece.keys);
+        const std::span all(block.queries), keys(block.keys);
         const std::size_t k = at(number * p.shape.k);
         out.push_back({place, all.subspan(q, std::min(at(p.shape.q), all.size() - q)),
                        keys.subspan(k, std::min(at(p.shape.k), keys.size() - k)), several > 1 ? chains.n : -1, number});
@@ -134,11 +131,11 @@ std::vector<Part> parts_of(const Pieces& p, Tiling::Place place, Chains& chains)
   return out;
 }
 
-void link(const std::vector<Part>& parts, Chains& chains) {
+void link(const std::vector<PlacedGroup>& parts, Chains& chains) {
   const auto groups = std::ssize(parts);
   std::vector<Index> members(at(chains.n * chains.longest), groups), home;
   for (Index g = 0; g < groups; ++g) {
-    const Part& p = parts[at(g)];
+    const PlacedGroup& p = parts[at(g)];
     home.push_back(p.chain < 0 ? g : groups + p.chain);
     if (p.chain >= 0) members[at(p.chain * chains.longest + p.number)] = g;
   }
@@ -146,7 +143,7 @@ void link(const std::vector<Part>& parts, Chains& chains) {
 }
 
 /// Which pairs of the groups attend: outside of the lists, which pads, none.
-void fill_masks(const Tiling& t, const std::vector<Part>& parts, GroupBatch& b) {
+void fill_masks(const Tiling& t, const std::vector<PlacedGroup>& parts, GroupBatch& b) {
   b.mask = zeros({b.groups, b.q, b.k}, DType::u8);
   b.present = zeros({b.groups, b.q, 1}, DType::u8), b.answers = zeros(b.present.shape(), DType::u8);
   std::uint8_t *const mask = b.mask.mutable_data<std::uint8_t>(),
@@ -157,7 +154,7 @@ void fill_masks(const Tiling& t, const std::vector<Part>& parts, GroupBatch& b) 
       for (Index i = 0; i < std::ssize(parts[at(g)].queries); ++i)
         f(parts[at(g)], i, g * b.q + i, (g - parts[at(g)].number) * b.q + i);
   };
-  each_query([&](const Part& p, Index i, Index row, Index first_row) {
+  each_query([&](const PlacedGroup& p, Index i, Index row, Index first_row) {
     const QueryBounds bounds = bounds_of(t, at(p.queries[at(i)]));
     for (std::size_t j = 0; j < p.keys.size(); ++j) {
       const bool attended =
@@ -165,7 +162,7 @@ void fill_masks(const Tiling& t, const std::vector<Part>& parts, GroupBatch& b) 
       mask[row * b.k + static_cast<Index>(j)] = attended, answers[first_row] |= attended;
     }
   });
-  each_query([&](const Part&, Index, Index row, Index first_row) { present[row] = answers[first_row]; });
+  each_query([&](const PlacedGroup&, Index, Index row, Index first_row) { present[row] = answers[first_row]; });
   if (std::find(present, present + b.groups * b.q, 0) != present + b.groups * b.q) return;
   b.present = {};
   if (b.chains.n == 0) b.answers = {};
@@ -173,13 +170,13 @@ void fill_masks(const Tiling& t, const std::vector<Part>& parts, GroupBatch& b) 
 
 GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling, const std::vector<Index>& heads,
                     Index kv_heads) {
-  const Pieces pieces = pieces_of(tiling);
-  const Tiling& t = *pieces.lists;
-  GroupBatch b{pieces.shape, heads, {}, {}, {}, {}, {}, false, false, {}, {}, {}, {}, {}, {}};
-  std::vector<Part> parts;
+  const DenseBlocks blocks = blocks_of(tiling);
+  const Tiling& t = *blocks.lists;
+  GroupBatch b{blocks.shape, heads};
+  std::vector<PlacedGroup> parts;
   for (Index place = 0; place < part.places.count(1); ++place)
-    std::ranges::move(parts_of(pieces, part.places.at(place), b.chains), std::back_inserter(parts));
-  b.groups = std::ssize(parts), b.grid = tiling.grid;
+    std::ranges::move(groups_at(blocks, part.places.at(place), b.chains), std::back_inserter(parts));
+  b.groups = std::ssize(parts), b.grids = tiling.grids;
   std::vector<Index> q, k, k_heads;
   const auto list = [](std::span<const std::int32_t> entries, Index padded, Index row, std::int32_t token,
                        const TokenList& tokens, const TokenList& names, std::vector<Index>& index, List& name) {
@@ -188,21 +185,22 @@ GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling
       index.push_back(row + tokens[entry]), name.push_back(token + names[entry]);
     }
   };
-  const bool one_row = is_one_row(plan);
-  for (const Part& p : parts) {
-    const Index q_row = one_row ? p.place.row * plan.queries() : 0, k_row = one_row ? p.place.row * plan.length() : 0;
+  const auto own_rows = std::ssize(plan.spec().documents);  // where each row of the batch has documents of its own
+  b.rows = own_rows > 1 ? own_rows : 0;
+  for (const PlacedGroup& p : parts) {
+    const Index q_row = b.rows > 0 ? p.place.row * plan.queries() : 0,
+                k_row = b.rows > 0 ? p.place.row * plan.length() : 0;
     list(p.queries, b.q, q_row + p.place.q, p.place.k, t.q_token, t.q_names(), q, b.q_name);
     list(p.keys, b.k, k_row + p.place.k, p.place.k, t.k_token, t.k_names(), k, b.k_name);
-    if (one_row) b.row.push_back(p.place.row);
+    if (b.rows > 0) b.row.push_back(p.place.row);
     b.first.push_back(p.place.k);
   }
-  const Index rows = one_row ? std::ssize(plan.spec().documents) : 1;
-  b.q_index = index_of(q), b.q_in_place = counts_up(q, rows * plan.queries());
-  b.k_index = index_of(k), b.k_in_place = counts_up(k, rows * plan.length());
+  b.q_index = index_of(q), b.q_in_place = counts_up(q, std::max<Index>(b.rows, 1) * plan.queries());
+  b.k_index = index_of(k), b.k_in_place = counts_up(k, std::max<Index>(b.rows, 1) * plan.length());
   for (Index h : heads) k_heads.push_back(h / (plan.heads() / kv_heads));
   if (!counts_up(heads, plan.heads())) b.q_heads = index_of(heads);
   if (!counts_up(k_heads, kv_heads)) b.k_heads = index_of(k_heads);
-  if (pieces.shape.pairs() > tiling.pairs || b.chains.n > 0) fill_masks(t, parts, b);
+  if (blocks.shape.pairs() > tiling.pairs || b.chains.n > 0) fill_masks(t, parts, b);
   if (b.chains.n > 0) link(parts, b.chains);
   return b;
 }
@@ -223,25 +221,27 @@ std::vector<GroupBatch> made_batches(const Plan& plan, Index kv_heads, Index bra
 
 // ---- rows in and out ----------------------------------------------------------------------------
 
-/// Rows of some tokens and heads, by group.
+/// SoftmaxRows of some tokens and heads, by group.
 struct Picks {
   Tensor index, heads;
   bool in_place;
-  Index groups, n;
+  Index groups, n, rows;
 };
-Picks queries_of(const GroupBatch& g) { return {g.q_index, g.q_heads, g.q_in_place, g.groups, g.q}; }
-Picks keys_of(const GroupBatch& g) { return {g.k_index, g.k_heads, g.k_in_place, g.groups, g.k}; }
+Picks queries_of(const GroupBatch& g) { return {g.q_index, g.q_heads, g.q_in_place, g.groups, g.q, g.rows}; }
+Picks keys_of(const GroupBatch& g) { return {g.k_index, g.k_heads, g.k_in_place, g.groups, g.k, g.rows}; }
 
 /// [B, L, H, D] -> [B, heads, groups, n, D]
 Tensor gathered(const Tensor& x, const Picks& p) {
-  Tensor y = p.in_place ? x : gather(x, 1, p.index);
+  Tensor y = p.rows > 0 ? reshape(x, {1, x.dim(0) * x.dim(1), x.dim(2), x.dim(3)}) : x;
+  if (!p.in_place) y = gather(y, 1, p.index);
   if (p.heads) y = gather(y, 2, p.heads);
   return permute(reshape(y, {y.dim(0), p.groups, p.n, y.dim(2), y.dim(3)}), {0, 3, 1, 2, 4});
 }
 Tensor scattered(const Tensor& x, const Picks& p, Index length, Index heads) {
   Tensor y = reshape(permute(x, {0, 2, 3, 1, 4}), {x.dim(0), p.groups * p.n, x.dim(1), x.dim(4)});
   if (p.heads) y = scatter_add(y, 2, p.heads, heads);
-  return p.in_place ? y : scatter_add(y, 1, p.index, length);
+  if (!p.in_place) y = scatter_add(y, 1, p.index, std::max<Index>(p.rows, 1) * length);
+  return p.rows > 0 ? reshape(y, {p.rows, length, y.dim(2), y.dim(3)}) : y;
 }
 
 /// Each the other's backward, like gather and scatter_add, which they are made of.
@@ -263,12 +263,13 @@ Tensor scatter_rows(const Tensor& x, const Picks& picks, const Tensor& present, 
 // ---- softmax ------------------------------------------------------------------------------------
 
 /// What a softmax knows of its groups.
-struct Rows {
+struct SoftmaxRows {
   Tensor mask, answers;
   Chains chains;
   bool may_mask;  // a row may have no score but -inf
 
-  Rows(const GroupBatch& g, bool may_mask_) : mask(g.mask), answers(g.answers), chains(g.chains), may_mask(may_mask_) {}
+  SoftmaxRows(const GroupBatch& g, bool may_mask_)
+      : mask(g.mask), answers(g.answers), chains(g.chains), may_mask(may_mask_) {}
   Tensor masked(const Tensor& scores) const {
     return mask ? where(mask, scores, -std::numeric_limits<double>::infinity()) : scores;
   }
@@ -293,7 +294,7 @@ struct Rows {
 };
 
 struct GroupSoftmax final : Function {
-  Rows rows;
+  SoftmaxRows rows;
   GroupSoftmax(const GroupBatch& g, bool may_mask) : rows(g, may_mask) {}
   std::string_view name() const override { return "softmax"; }
   Tensor forward(const Tensor& scores) {
@@ -321,7 +322,7 @@ struct GroupSoftmax final : Function {
 
 /// The log-sum-exp of a row keeps the scores: it rounds, so weights are formed again.
 struct GroupLogSumExp final : Function {
-  Rows rows;
+  SoftmaxRows rows;
   GroupLogSumExp(const GroupBatch& g, bool may_mask) : rows(g, may_mask) {}
   std::string_view name() const override { return "logsumexp"; }
   Tensor forward(const Tensor& scores) {
@@ -345,33 +346,12 @@ std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan
     return std::make_shared<const std::vector<GroupBatch>>(made_batches(*plan, kv_heads, branch, device));
   };
   if (device.is_cpu()) return make();
-  struct Kept {
-    std::weak_ptr<const Plan> plan;
-    Index kv_heads, branch;
-    Device device;
-    std::shared_ptr<const std::vector<GroupBatch>> batches;
-  };
-  static std::mutex mutex;
-  static std::list<Kept>& recent = *new std::list<Kept>;  // outlives every device
-  const std::lock_guard lock(mutex);
-  recent.remove_if([](const Kept& k) { return k.plan.expired(); });
-  for (const Kept& k : recent)
-    if (k.plan.lock() == plan && k.kv_heads == kv_heads && k.branch == branch && k.device == device) return k.batches;
-  recent.push_front({plan, kv_heads, branch, device, make()});
-  if (recent.size() > kKept) recent.pop_back();
-  return recent.front().batches;
+  static auto& recent =  // outlives every device
+      *new Recent<std::tuple<PlanPtr, Index, Index, Device>, decltype(make())>(kKept);
+  return recent.get({plan, kv_heads, branch, device}, make);
 }
 
-GroupShape group_shape(const Tiling& t) { return t.pairs > 0 ? pieces_of(t).shape : GroupShape{}; }
-
-Tensor as_one_row(const Plan& plan, const Tensor& x) {
-  return is_one_row(plan) ? reshape(x, {1, x.dim(0) * x.dim(1), x.dim(2), x.dim(3)}) : x;
-}
-Tensor as_rows(const Plan& plan, const Tensor& x) {
-  if (!is_one_row(plan)) return x;
-  const Index rows = std::ssize(plan.spec().documents);
-  return reshape(x, {rows, x.dim(1) / rows, x.dim(2), x.dim(3)});
-}
+GroupShape group_shape(const Tiling& t) { return t.pairs > 0 ? blocks_of(t).shape : GroupShape{}; }
 
 Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gather_rows(x, queries_of(g)); }
 Tensor gather_keys(const Tensor& x, const GroupBatch& g) { return gather_rows(x, keys_of(g)); }

@@ -18,6 +18,7 @@ struct Chains {
 struct GroupBatch : GroupShape {
   std::vector<Index> heads;                     // query heads
   Tensor q_index, k_index;                      // i64 [groups * q], [groups * k]: rows
+  Index rows = 0;                               // of the batch, where groups count through all of them; else 0
   std::vector<std::int32_t> row;                // of the batch, of each group; empty: every row has them
   std::vector<std::int32_t> q_name, k_name;     // what dropout calls these tokens
   bool q_in_place = false, k_in_place = false;  // the index is 0, 1, 2 ..: nothing to gather
@@ -26,19 +27,16 @@ struct GroupBatch : GroupShape {
   Tensor present;                               // u8 [groups, q, 1]: queries that have a key; undefined where all are
   Tensor answers;                               // of these one of each chain
   Chains chains;
-  Tiling::Sites grid = {};          // where tokens lie
-  std::vector<std::int32_t> first;  // the token at its start, of each group: of its document
+  std::vector<Tiling::Sites> grids;  // where tokens lie
+  std::vector<std::int32_t> first;   // the token at its start, of each group: of its document
 };
 
 /// The batches of all tilings that attend at all; kept for a GPU, which would wait for them.
 std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
                                                              Device device);
 
-/// Where rows have documents of their own, groups count through all: [B, L, ..] <-> [1, B L, ..].
-Tensor as_one_row(const Plan& plan, const Tensor& x);
-Tensor as_rows(const Plan& plan, const Tensor& x);
-
-/// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version.
+/// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version; B is 1 where groups count through
+/// all rows.
 Tensor gather_queries(const Tensor& x, const GroupBatch& g);
 Tensor gather_keys(const Tensor& x, const GroupBatch& g);
 /// Back: added into zeros of [B, L, H, D].

@@ -5,7 +5,7 @@
 //      dK = c dS^T Q
 //
 // Read taped, hybrid, fused: each line of hybrid is a stage of the kernel that fused calls.
-#include "ops/hilbert/modes/modes.h"
+#include "ops/hilbert/call.h"
 #include "ops/hilbert/modes/groups.h"
 #include "ops/ops.h"
 
@@ -16,19 +16,17 @@ const double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 // ---- taped --------------------------------------------------------------------------------------
 
-Taped taped_branch(const Call& call, const Tensor& all_q, const Tensor& all_k, const Tensor& all_v, Index branch,
-                   bool with_lse) {
-  const Tensor q = as_one_row(*call.plan, all_q), k = as_one_row(*call.plan, all_k), v = as_one_row(*call.plan, all_v);
+Taped taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Index branch, bool with_lse) {
   Taped sum;
   Tensor answered;  // 1 for every query that has a key
   const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
-  const Index batch = q.dim(0), rows = q.dim(1);
+  const Index rows = q.dim(1);
   const auto batches = group_batches(call.plan, call.kv_heads, branch, q.device());
   for (const GroupBatch& g : *batches) {
     const Tensor s = with_terms(call, g, mul(matmul(gather_queries(q, g), transpose(gather_keys(k, g))), call.scale));
     const bool may_mask = bool(call.options.terms.bias);
     Tensor p = softmax(s, g, may_mask);
-    if (call.options.dropout > 0) p = mul(p, dropout_multipliers(g, batch, call.heads(), call.options, p.dtype()));
+    if (call.options.dropout > 0) p = mul(p, dropout_multipliers(g, p.dim(0), call.heads(), call.options, p.dtype()));
     gather_in(sum.o, scatter_queries(matmul(p, gather_keys(v, g)), g, rows, call.heads()));
     if (!with_lse) continue;
     gather_in(sum.lse, scatter_queries(logsumexp(s, g, may_mask), g, rows, call.heads()));
@@ -40,8 +38,6 @@ Taped taped_branch(const Call& call, const Tensor& all_q, const Tensor& all_k, c
   if (with_lse && sum.lse)
     sum.lse = where(greater(answered, scalar_like(answered, 0)), sum.lse, scalar_like(q, kMinusInfinity));
   if (with_lse && !sum.lse) sum.lse = full(q.shape().with(-1, 1), kMinusInfinity, q.dtype(), q.device());
-  sum.o = as_rows(*call.plan, sum.o);
-  if (with_lse) sum.lse = as_rows(*call.plan, sum.lse);
   return sum;
 }
 
@@ -89,11 +85,10 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
   const std::array read{x.q, x.k, x.v, x.d_o, x.d_lse ? x.d_lse : x.d_o};
   if (!all_finite(read)) return fused_backward(op, given);  // 0 x NaN: see attention.cpp
   const DType wide = x.lse.dtype();                         // 16 bits are for storage
-  const auto rows_of = [&](const Tensor& t) { return as_one_row(*call.plan, to(t, wide)); };
-  const Tensor q = rows_of(x.q), k = rows_of(x.k), v = rows_of(x.v), d_o = rows_of(x.d_o);
-  const auto as_column = [&](const Tensor& t) { return rows_of(unsqueeze(permute(t, {0, 2, 1}), -1)); };
+  const Tensor q = to(x.q, wide), k = to(x.k, wide), v = to(x.v, wide), d_o = to(x.d_o, wide);
+  const auto as_column = [](const Tensor& t) { return unsqueeze(permute(t, {0, 2, 1}), -1); };
   const Tensor lse = as_column(x.lse);  // [B, L, H, 1]
-  const Tensor delta = sum(mul(d_o, rows_of(x.o)), {-1}, true);
+  const Tensor delta = sum(mul(d_o, to(x.o, wide)), {-1}, true);
   const Tensor less = x.d_lse ? sub(delta, as_column(x.d_lse)) : delta;
   Call wide_call = call;
   if (const Tensor& bias = call.options.terms.bias) wide_call.options.terms.bias = to(bias, wide);
@@ -120,7 +115,7 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
       if (terms[kBiasTensor]) P = where(equal(S, kMinusInfinity), none, P);
       Tensor dP = matmul(dO, transpose(V)), MP = P;  // dP = dO V^T
       if (call.options.dropout > 0) {
-        const Tensor M = dropout_multipliers(g, q.dim(0), call.heads(), call.options, P.dtype());
+        const Tensor M = dropout_multipliers(g, P.dim(0), call.heads(), call.options, P.dtype());
         dP = mul(M, dP), MP = mul(M, P);
       }
       Tensor dS = mul(P, sub(dP, gather_queries(less, g)));  // dS = P (dP - Delta)
@@ -138,8 +133,7 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
       dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, k.dim(1), call.kv_heads));  // dV = P^T dO
     }
   }
-  dq = as_rows(*call.plan, dq), dk = as_rows(*call.plan, dk), dv = as_rows(*call.plan, dv);
-  d_terms = finished_terms(call, d_terms, x.terms, x.lse, permute(squeeze(as_rows(*call.plan, less), -1), {0, 2, 1}));
+  d_terms = finished_terms(call, d_terms, x.terms, x.lse, permute(squeeze(less, -1), {0, 2, 1}));
   if (!op.packed) return op.finished({dq, dk, dv}, x.q.dtype(), d_terms);
   return op.finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, x.q.dtype(), d_terms);
 }

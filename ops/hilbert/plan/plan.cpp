@@ -303,26 +303,25 @@ void Plan::build() {
     for (const auto& [branch, head] : asked)
       part.tilings.push_back(tiling_of(ground_of(one, order.get(), grid, meets_prefix(one, branch)), branch, head));
     if (one.order.grid == grid || std::ranges::any_of(one.pattern, &Branch::on_grid))
-      for (Tiling& t : part.tilings) t.grid = {grid, narrow(one.outside())};
+      for (Tiling& t : part.tilings) t.grids = {{grid, narrow(one.outside())}};
     if (spec_.documents.empty()) order_ = order, grid_ = grid;
   }
-  mark_known_rows();
+  for (PlanPart& part : parts_) mark_known_rows(*this, part);
 }
 
-void Plan::mark_known_rows() {
-  const std::span<const std::int32_t> its = tilings_of(0);
-  if (!agree_ || its.size() < 2) return;
-  for (PlanPart& part : parts_)
-    for (const auto& [list, known] :
-         {std::pair(&Tiling::q_token, &Tiling::q_known), std::pair(&Tiling::k_token, &Tiling::k_known)}) {
-      std::vector<std::int32_t> before(at(std::max(part.length, part.queries)), 0);
-      for (const std::int32_t i : its) {
-        Tiling& t = part.tilings[at(i)];
-        for (const std::int32_t row : t.*list) (t.*known).push_back(before[at(row)]);
-        if (std::ranges::find(t.*known, 0) == (t.*known).end() || i == its[0]) t.*known = {};
-        for (const std::int32_t row : t.*list) before[at(row)] = 1;
-      }
+void mark_known_rows(const Plan& plan, PlanPart& part) {
+  const std::span<const std::int32_t> its = plan.tilings_of(0);
+  if (!plan.heads_agree() || its.size() < 2) return;
+  for (const auto& [list, known] :
+       {std::pair(&Tiling::q_token, &Tiling::q_known), std::pair(&Tiling::k_token, &Tiling::k_known)}) {
+    std::vector<std::int32_t> before(at(std::max(part.length, part.queries)), 0);
+    for (const std::int32_t i : its) {
+      Tiling& t = part.tilings[at(i)];
+      for (const std::int32_t row : t.*list) (t.*known).push_back(before[at(row)]);
+      if (std::ranges::find(t.*known, 0) == (t.*known).end() || i == its[0]) t.*known = {};
+      for (const std::int32_t row : t.*list) before[at(row)] = 1;
     }
+  }
 }
 
 bool Plan::looks_at_data() const { return std::ranges::any_of(spec_.pattern, &Branch::looks_at_data); }
@@ -422,7 +421,7 @@ std::size_t Plan::bytes() const {
     for (const TokenList* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.q_rank, &t.k_rank})
       n += list->bytes();
     for (const Tiling::Axis& axis : t.axis) add_list(axis.key), add_list(axis.low), add_list(axis.high);
-    add_list(t.q_known), add_list(t.k_known), add_list(t.q_tile), add_list(t.k_tile);
+    add_list(t.q_known), add_list(t.k_known), add_list(t.grids), add_list(t.q_tile), add_list(t.k_tile);
     add_list(t.met.begin), add_list(t.met.run), add_list(t.group);
   };
   if (spec_.queries) n += spec_.queries->capacity() * sizeof(std::int32_t);

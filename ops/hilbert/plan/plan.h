@@ -109,7 +109,6 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   std::vector<std::int32_t> head_begin_, head_tilings_;
 
   void build();
-  void mark_known_rows();  // of tilings, once they are all there
 };
 using PlanPtr = std::shared_ptr<const Plan>;
 

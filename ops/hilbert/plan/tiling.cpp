@@ -141,7 +141,7 @@ Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* ke
     return to;
   };
   out.q_known = known(t.q_known, queries), out.k_known = known(t.k_known, keys);
-  out.grid = t.grid, out.met = std::move(met), out.pairs = t.pairs;
+  out.grids = t.grids, out.met = std::move(met), out.pairs = t.pairs;
   return out;
 }
 

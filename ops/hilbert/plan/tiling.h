@@ -66,9 +66,9 @@ struct Tiling {
     std::vector<std::int32_t> key, low, high;  // by key, and by query; of a union, so many an entry as it has boxes
   };
 
-  /// Where tokens lie, for score terms: those of a name below `first` on no grid.
+  /// Where the tokens of a document lie, for score terms: those of a name below `first` on no grid.
   struct Sites : Grid {
-    std::int32_t first = 0;  // the token of cell 0
+    std::int32_t first = 0, begin = 0;  // the token of cell 0, and the first of the document
   };
 
   TokenList q_token, k_token;  // rows of the tensors; with in_order, positions
@@ -76,7 +76,7 @@ struct Tiling {
   /// Heads merge sets in turn. 1 where a set before this one has the row, too; empty where that is
   /// so of all rows, or of none.
   std::vector<std::int32_t> q_known, k_known;
-  Sites grid = {};                    // where the tokens lie; without cells: on none
+  std::vector<Sites> grids;           // of each document, one behind the other; empty: tokens lie on none
   std::vector<Range> q_tile, k_tile;  // runs of q_token, k_token; each list is covered once, in order
   Lists met;                          // of each tile of queries: which tiles of keys
   std::vector<Group> group;           // all of them
@@ -130,8 +130,6 @@ struct Tiling {
     /// Number i.
     [[gnu::always_inline]] Place at(Index i) const { return Place::at(list.data(), std::ssize(list), each_row, i); }
     bool are_rows() const { return each_row && list.empty(); }  // one in each row, from its start on
-
-    Memo memo = {};  // what GPUs' kernels make of it
   };
 };
 

@@ -1,8 +1,10 @@
-// Orders that come with the call. Where a set is defined along positions alone, rows are gathered
-// along the order, the plan serves them in row order, and results return to their tokens.
+// Rows along an order and back, each the other's backward: orders of plans, and those that come with
+// the call. Where a set is defined along positions alone, rows are gathered along such an order, the
+// plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
 #include "ops/hilbert/points/given.h"
+#include "core/recent.h"
 #include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/hilbert/plan/tiles.h"
@@ -135,6 +137,35 @@ AttentionResult GivenOrder::along(const AttentionResult& r) const {
 }
 AttentionResult GivenOrder::home(const AttentionResult& r) const {
   return {home(r.o), moved_rows("restore", r.lse, 2, position_of, token_at, each)};
+}
+
+// ---- orders of plans ----------------------------------------------------------------------------
+
+/// To bring an index to a GPU is to wait, so those used last stay there.
+static Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
+  const auto made = [&] {
+    const Lasting lasting;
+    return moved(from_values(index, {std::ssize(index)}), device);
+  };
+  if (device.is_cpu()) return made();
+  constexpr std::size_t kKept = 16, kKeptBytes = std::size_t{64} << 20, kPair = 2;  // an order and its inverse
+  static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(kKept, kKeptBytes, kPair);
+  return recent.get({device, index}, made, [](const Tensor& x) { return x.bytes(); });
+}
+
+static Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index,
+                        const std::vector<std::int32_t>& inverse, int axis) {
+  const int along = checked_axis(label.data(), axis, x.rank());
+  check(x.dim(along) == std::ssize(index), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(along),
+        " tokens, the order ", index.size());
+  return moved_rows(label, x, along, index_on(x.device(), index), index_on(x.device(), inverse), false);
+}
+
+Tensor reorder(const Tensor& x, const Permutation& order, int axis) {
+  return reordered("reorder", x, order.token_at, order.position_of, axis);
+}
+Tensor restore(const Tensor& y, const Permutation& order, int axis) {
+  return reordered("restore", y, order.position_of, order.token_at, axis);
 }
 
 }  // namespace hilt

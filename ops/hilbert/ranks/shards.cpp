@@ -47,66 +47,24 @@ void require_positions(const Plan& plan) {
         "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
 }
 
-/// `t` at a place, behind `row` and beyond its `end`: no test may take another document's key.
-void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
-  std::int32_t first = 0, last = -1;  // numbers on the first axis
-  for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
-    if (!list->empty())
-      first = std::min(first, std::ranges::min(*list)), last = std::max(last, std::ranges::max(*list));
-  const std::int32_t beyond = end - first;
-  const auto size = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
-  const std::int32_t q = size(row.q_token), k = size(row.k_token), k_tiles = size(row.k_tile);
-  const auto moved = [](Tiling::Range r, std::int32_t by) { return Tiling::Range{r.begin + by, r.end + by}; };
-  add_all_queries(row, t, {place.q, place.k, beyond});
-  add_all_keys(row, t, {place.k, place.k, beyond});
-  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-    for (const Tiling::Ref ref : t.met.of(i)) row.met.add(ref.tile + k_tiles, ref.tile + k_tiles + 1, ref.partial);
-    row.met.end_list();
-  }
-  for (const Tiling::Group& g : t.group) row.group.push_back({moved(g.q, q), moved(g.k, k)});
-  end = std::max(end, last + beyond + 1);
-  row.pairs += t.pairs;
-}
-
-/// The parts of a plan of documents as tilings of whole rows: one for each row that has a list.
-std::vector<PlanPart> whole_rows(const Plan& plan) {
-  const auto& lists = plan.spec().documents;
-  std::vector<PlanPart> rows;
-  for (std::size_t row = 0; row < lists.size() && !plan.parts().empty(); ++row) {
-    rows.push_back({plan.length(), plan.queries(), {}, {{{static_cast<std::int32_t>(row), 0, 0}}, lists.size() == 1}});
-    std::vector<std::int32_t> ends(plan.parts()[0].tilings.size());
-    for (const PlanPart& part : plan.parts()) {
-      rows[row].tilings.resize(part.tilings.size());  // also where the row has no such document
-      for (const Tiling::Place& place : part.places.list)
-        if (place.row == static_cast<std::int32_t>(row))
-          for (std::size_t i = 0; i < part.tilings.size(); ++i)
-            append(rows[row].tilings[i], part.tilings[i], place, ends[i]);
-    }
-  }
-  return rows;
-}
-
 /// The tiling for some queries and keys, given the row of each position in their tensors, or -1.
 Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   Tiling out;
-  struct Side {         // how the entries and tiles of a list became others
-    TokenList kept;     // the old ones
-    List before, tile;  // of each old entry: those kept before it; of each old tile: the new one, or -1
+  struct Side {  // how the entries and tiles of a list became others
+    TokenList kept;
+    List tile;  // of each old tile: the new one, or -1
   };
   const auto keep = [](const TokenList& positions, const std::vector<Tiling::Range>& tiles, const List& row,
                        std::vector<Tiling::Range>& new_tiles) {
     Side side;
     for (const Tiling::Range& r : tiles) {
       const std::int32_t begin = narrow(side.kept.size());
-      for (auto i = r.begin; i < r.end; ++i) {
-        side.before.push_back(narrow(side.kept.size()));
+      for (auto i = r.begin; i < r.end; ++i)
         if (row[at(positions[at(i)])] >= 0) side.kept.push_back(i);
-      }
       const std::int32_t end = narrow(side.kept.size());
       side.tile.push_back(end > begin ? narrow(new_tiles.size()) : -1);
       if (end > begin) new_tiles.push_back({begin, end});
     }
-    side.before.push_back(narrow(side.kept.size()));
     return side;
   };
   /// The rows of entries, whose tokens they had so far, become these.
@@ -116,7 +74,7 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
     for (const std::int32_t position : token) rows.push_back(row[at(position)]);
     token = std::move(rows);
   };
-  out.grid = t.grid;
+  out.grids = t.grids;
   const Side q = keep(t.q_token, t.q_tile, q_row, out.q_tile), k = keep(t.k_token, t.k_tile, k_row, out.k_tile);
   add_queries(out, t, q.kept), add_keys(out, t, k.kept);
   place(out.q_token, out.q_name, q_row), place(out.k_token, out.k_name, k_row);
@@ -135,56 +93,20 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
     }
     out.met.end_list();
   }
-  const auto moved = [](Tiling::Range r, const Side& side) {
-    return Tiling::Range{side.before[at(r.begin)], side.before[at(r.end)]};
-  };
-  for (const Tiling::Group& g : t.group) {
-    const Tiling::Group cut{moved(g.q, q), moved(g.k, k)};
-    if (cut.q.begin < cut.q.end && cut.k.begin < cut.k.end) out.group.push_back(cut);
-  }
   return out;
 }
 
-/// Which rows of which rank a query of which attends to, in any head; only what concerns one rank.
-struct Needs {
-  std::vector<std::vector<bool>> by;  // [rank][row of ours]
-  std::vector<bool> from;             // [position]
-};
-Needs needs_of(std::span<const PlanPart> parts, const List& owner, const List& row, int rank, int ranks, Index rows) {
-  Needs needs{std::vector<std::vector<bool>>(at(ranks), std::vector<bool>(at(rows))), std::vector<bool>(owner.size())};
-  const auto look_at = [&](const Tiling& t) {
-    const auto owners_in = [&](const TokenList& list, Tiling::Range r) {
-      std::vector<int> owners;
-      for (auto i = r.begin; i < r.end; ++i) owners.push_back(owner[at(list[at(i)])]);
-      std::ranges::sort(owners);
-      owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
-      return owners;
-    };
-    std::vector<std::vector<int>> q_owners, k_owners;
-    for (const Tiling::Range& r : t.q_tile) q_owners.push_back(owners_in(t.q_token, r));
-    for (const Tiling::Range& r : t.k_tile) k_owners.push_back(owners_in(t.k_token, r));
-    std::vector<std::vector<bool>> whole(at(ranks), std::vector<bool>(t.k_tile.size()));  // [rank][key tile]
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-      for (const Tiling::Ref ref : t.met.of(i)) {
-        const auto j = at(ref.tile);
-        for (int a : q_owners[i]) {
-          const auto asking = at(a);
-          if (whole[asking][j] || (a != rank && !std::ranges::binary_search(k_owners[j], rank))) continue;
-          bool all = true;
-          for (auto key = at(t.k_tile[j].begin); key < at(t.k_tile[j].end); ++key) {
-            const auto position = at(t.k_token[key]);
-            if (owner[position] == a || (a != rank && owner[position] != rank)) continue;
-            auto need = a == rank ? needs.from[position] : needs.by[asking][at(row[position])];
-            for (auto q = at(t.q_tile[i].begin); !need && q < at(t.q_tile[i].end); ++q)
-              need = owner[at(t.q_token[q])] == a && (!ref.partial || attends(t, q, key));
-            all = all && need;
-          }
-          whole[asking][j] = all;
-        }
+/// Marks the rows of keys that some query attends to.
+void mark_met(const Tiling& t, std::vector<bool>& met) {
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+    for (const Tiling::Ref ref : t.met.of(i)) {
+      const Tiling::Range queries = t.q_tile[i], keys = t.k_tile[at(ref.tile)];
+      for (auto key = at(keys.begin); key < at(keys.end); ++key) {
+        auto is_met = met[at(t.k_token[key])];
+        for (auto q = at(queries.begin); !is_met && q < at(queries.end); ++q)
+          is_met = !ref.partial || attends(t, q, key);
       }
-  };
-  for (const PlanPart& part : parts) std::ranges::for_each(part.tilings, look_at);
-  return needs;
+    }
 }
 
 }  // namespace
@@ -281,19 +203,27 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
       row.push_back(count[at(shards_.owner[i])]++);
     }
   length_ = count[at(rank)];
-  std::vector<PlanPart> of_rows;
-  if (!plan_->spec().documents.empty()) of_rows = whole_rows(*plan_);
-  const std::span<const PlanPart> parts = of_rows.empty() ? plan_->parts() : of_rows;
-  const Needs needs = needs_of(parts, owner, row, rank, ranks, length_);
-
-  List q_row(owner.size(), -1);
-  for (std::size_t p = 0; p < owner.size(); ++p)
-    if (owner[p] == rank) q_row[p] = row[p];
+  const std::span<const PlanPart> parts = row_parts(*plan_);
+  const auto rows_of = [&](int r) {
+    List rows(owner.size(), -1);
+    for (std::size_t p = 0; p < owner.size(); ++p)
+      if (owner[p] == r) rows[p] = row[p];
+    return rows;
+  };
+  // The rows of one rank that some query of another attends to, in any head.
+  const auto needs_of = [&](int asking, int owning) {
+    std::vector<bool> needs(at(count[at(owning)]));
+    const List q_row = rows_of(asking), k_row = rows_of(owning);
+    for (const PlanPart& part : parts)
+      for (const Tiling& t : part.tilings) mark_met(cut_down(t, q_row, k_row), needs);
+    return needs;
+  };
+  const List q_row = rows_of(rank);
   const auto add_stage = [&](const std::vector<int>& to, const std::vector<int>& from) {
     Stage stage;
     List k_row(owner.size(), -1);
     for (int peer : to) {
-      const std::vector<bool>& need = needs.by[at(peer)];
+      const std::vector<bool> need = needs_of(peer, rank);
       Parcel parcel{peer, std::ranges::count(need, true), {}};
       for (std::size_t i = 0; i < need.size() && parcel.count < length_; ++i)
         if (need[i]) parcel.rows.push_back(narrow(i));
@@ -301,8 +231,9 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
     }
     for (int peer : from) {
       const Index before = stage.keys;
+      const std::vector<bool> need = peer == rank ? std::vector<bool>(at(length_), true) : needs_of(rank, peer);
       for (std::size_t p = 0; p < owner.size(); ++p)
-        if (owner[p] == peer && (peer == rank || needs.from[p])) k_row[p] = narrow(stage.keys++);
+        if (owner[p] == peer && need[at(row[p])]) k_row[p] = narrow(stage.keys++);
       if (peer != rank && stage.keys > before) stage.receive.push_back({peer, stage.keys - before, {}});
     }
     if (stage.keys > 0 || !stage.send.empty() || from == std::vector{rank})

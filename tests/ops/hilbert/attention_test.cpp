@@ -704,9 +704,9 @@ TEST_P(Attention, GradientsFromWhatForwardGave) {
       std::vector<Tensor> all, some;
       std::vector<std::string> passes;
       std::thread([&] {
-        all = attention_gradients(q, k, v, given, d_o, with_lse ? d_lse : Tensor(), plan, options);
+        all = attention_gradients(q, k, v, given, {d_o, with_lse ? d_lse : Tensor()}, plan, options);
         for (const AttentionRoute& r : attention_routes()) passes.emplace_back(r.pass);
-        some = attention_gradients(q, k, v, given, d_o, with_lse ? d_lse : Tensor(), plan, options, 0b0100010);
+        some = attention_gradients(q, k, v, given, {d_o, with_lse ? d_lse : Tensor()}, plan, options, 0b0100010);
       }).join();
       ASSERT_EQ(all.size(), tensors.size());
       for (std::size_t i = 0; i < all.size(); ++i) {
@@ -721,7 +721,7 @@ TEST_P(Attention, GradientsFromWhatForwardGave) {
   }
   const PlanPtr plan = make_plan(spec_of(40, "dense", "row", Causality::none, DilationMode::all_queries, 4));
   const AttentionResult given = attention_with_lse(q, k, v, plan);
-  for (const Tensor& d : attention_gradients(q, k, v, given, d_o, {}, plan, {}, 0)) EXPECT_FALSE(d);
+  for (const Tensor& d : attention_gradients(q, k, v, given, {d_o, {}}, plan, {}, 0)) EXPECT_FALSE(d);
 }
 
 TEST_P(Attention, ALossOfLogSumExpsAlone) {

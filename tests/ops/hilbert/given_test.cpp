@@ -191,7 +191,7 @@ TEST(GivenOrder, ServesEveryEntrance) {
   const Tensor k = in.q, v = mul(in.q, 2.0), qkv = stack({in.q, k, v}, 2);
   EXPECT_TRUE(same_bits(attention(qkv, any, given), attention(qkv, same)));
   const auto gradients = [&](const PlanPtr& plan, const AttentionOptions& how) {
-    return attention_gradients(in.q, in.k, in.v, want, in.d_o, in.d_lse, plan, how);
+    return attention_gradients(in.q, in.k, in.v, want, {in.d_o, in.d_lse}, plan, how);
   };
   const std::vector<Tensor> got = gradients(any, given), wanted = gradients(same, {});
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(got[i], wanted[i])) << i;

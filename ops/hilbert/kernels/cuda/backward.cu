@@ -31,42 +31,42 @@ template <class T> struct Backward {
   TermSums terms;
 };
 
-template <class Way> constexpr float kUnlift = 1 / static_cast<float>(1 << static_cast<int>(Way::kLift));
+template <class Unit> constexpr float kUnlift = 1 / static_cast<float>(1 << static_cast<int>(Unit::kLift));
 
 /// What a warp adds up for the first and the second of the owned pair, and what it knows of the
 /// rows it owns: queries' statistics, the first as an exponent.
-template <class Way, bool kKeys> struct Gradients {
-  using L = typename Way::Lanes;
+template <class Unit, bool kKeys> struct Gradients {
+  using L = typename Unit::Lanes;
   float a[L::kRows][L::kSums], b[kKeys ? L::kRows : 1][kKeys ? L::kSums : 1];
   float less[L::kRows], delta[L::kRows];
   TermShare terms;
 };
 
-template <class Way> __device__ __forceinline__ void as_exponent(float& lse, float& delta) {
-  lse = fmaf(-lse, Way::Powers::kFromE, Way::kLift), delta *= kUnlift<Way>;
+template <class Unit> __device__ __forceinline__ void as_exponent(float& lse, float& delta) {
+  lse = fmaf(-lse, Unit::Powers::kFromE, Unit::kLift), delta *= kUnlift<Unit>;
 }
 
 /// Adds one chunk to the sums of a warp's rows, of query head h. stage: the first byte of the stage
 /// where it lies, less that of the first stage.
-template <class Way, bool kKeys, bool kTerms, class L>
-__device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Problem& p,
-                                          const Backward<typename Way::Type>& f, const Own& own, int h,
+template <class Unit, bool kKeys, bool kTerms, class L>
+__device__ __forceinline__ void add_chunk(Gradients<Unit, kKeys>& x, const Problem& p,
+                                          const Backward<typename Unit::Type>& f, const OwnedRows& own, int h,
                                           const Chunk& chunk, std::uint32_t stage) {
-  using M = Memory<Way, 2, kKeys>;
-  const Spot<L> spot{own, chunk};
-  const bool drops = p.sizes.dropout > 0, all = spot.is_whole(L::kWarpRows);
+  using M = Memory<Unit, 2, kKeys>;
+  const ScorePlaces<L> places{own, chunk};
+  const bool drops = p.sizes.dropout > 0, all = places.is_whole(L::kWarpRows);
   Bits<L> pairs, kept;
   pairs.fill([](int) { return ~0u; });
-  if (!all) pairs = counting<!kKeys>(p.t, spot);
-  if (drops) kept = surviving<!kKeys>(p, h, spot);
+  if (!all) pairs = counting<!kKeys>(p.t, places);
+  if (drops) kept = surviving<!kKeys>(p, h, places);
   if (!pairs.any()) return;
   typename L::Scores s, t;
-  Way::multiply(s, 0, stage + M::stream_a);
-  Way::multiply(t, M::own_b, stage + M::stream_b);
+  Unit::multiply(s, 0, stage + M::stream_a);
+  Unit::multiply(t, M::own_b, stage + M::stream_b);
   if (drops) drop(t, kept);
-  const float factor = f.multiplier * kUnlift<Way>;
+  const float factor = f.multiplier * kUnlift<Unit>;
   const auto weigh = [&](int r, int c, float score, float power, float less, float delta) {
-    const float weight = Way::Powers::exp(fmaf(score, power, less));
+    const float weight = Unit::Powers::exp(fmaf(score, power, less));
     t[r][c] = weight * fmaf(t[r][c], factor, -delta);
     s[r][c] = weight;
   };
@@ -76,16 +76,16 @@ __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Proble
       const std::uint32_t column = static_cast<std::uint32_t>(L::column(c)) * 4;
       load_shared(less, shared_at(stage + M::lse + column)), load_shared(delta, shared_at(stage + M::delta + column));
 #pragma unroll
-      for (int i = 0; i < L::kEach; ++i) as_exponent<Way>(less[i], delta[i]);
+      for (int i = 0; i < L::kEach; ++i) as_exponent<Unit>(less[i], delta[i]);
     }
   };
   if constexpr (kTerms) {
     float row_sum[L::kRows] = {};
-    each_score<!kKeys>(p, h, spot, [&](int r, int c, const TermPair& pair) {
+    each_score<!kKeys>(p, h, places, [&](int r, int c, const TermPair& pair) {
       if (c % L::kEach == 0 && r == 0) statistics(c);
       float &weight = s[r][c], &ds = t[r][c];
-      const Termed with = termed<typename Way::Type>(p, pair, weight * f.scale);
-      weigh(r, c, with.s, Way::Powers::kFromE, kKeys ? less[c % L::kEach] : x.less[r],
+      const Termed with = termed<typename Unit::Type>(p, pair, weight * f.scale);
+      weigh(r, c, with.s, Unit::Powers::kFromE, kKeys ? less[c % L::kEach] : x.less[r],
             kKeys ? delta[c % L::kEach] : x.delta[r]);
       if (with.masked) pairs.clear(r, c);
       const bool attends = pairs.at(r, c);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Proble
       if (kKeys ? f.terms.by_column() : f.terms.by_row()) {
         row_sum[r] += ds;
         if (c == L::kScores - 1)
-          if (const float sum = L::sum_of_row(row_sum[r]); L::is_first() && spot.has_row(r))
+          if (const float sum = L::sum_of_row(row_sum[r]); L::is_first() && places.has_row(r))
             *f.terms.bias_at(pair) += sum;
       }
       ds *= with.cap_slope;
@@ -110,22 +110,22 @@ __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Proble
     if (!all) mask_out(s, pairs, 0.0f), mask_out(t, pairs, 0.0f);
   }
   if (drops) drop(s, kept);
-  if constexpr (kKeys) Way::add_weighted(x.b, s, pairs, stage + M::stream_b, chunk.n, M::own);
-  Way::add_weighted(x.a, t, pairs, stage + M::stream_a, chunk.n, M::own);
+  if constexpr (kKeys) Unit::add_weighted(x.b, s, pairs, stage + M::stream_b, chunk.n, M::own);
+  Unit::add_weighted(x.a, t, pairs, stage + M::stream_a, chunk.n, M::own);
 }
 
-template <class Way, bool kKeys, bool kTerms>
-__device__ __forceinline__ void differentiate(const Problem& p, const Backward<typename Way::Type>& f, const Own& own) {
-  using L = typename Way::Lanes;
-  using M = Memory<Way, 2, kKeys>;
-  using Stride = typename Way::Stride;
+template <class Unit, bool kKeys, bool kTerms>
+__device__ __forceinline__ void differentiate(const Problem& p, const Backward<typename Unit::Type>& f,
+                                              const OwnedRows& own) {
+  using L = typename Unit::Lanes;
+  using M = Memory<Unit, 2, kKeys>;
+  using Stride = typename Unit::Stride;
   const int dim = static_cast<int>(p.sizes.dim), each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
   const std::int32_t* const list = (kKeys ? p.t.k_token : p.t.q_token).data();
-  const std::int32_t &own_from = kKeys ? own.k : own.q, &stream_from = kKeys ? own.q : own.k;
-  Way::template fetch<false>(0, M::own_b, rows_of<Stride>(f.own_a, own.row, own_from, own.head),
-                             rows_of<Stride>(f.own_b, own.row, own_from, own.head), list + own.first, own.n, dim);
+  Unit::template fetch<false>(0, M::own_b, rows_of<Stride>(f.own_a, own.row, own.head),
+                              rows_of<Stride>(f.own_b, own.row, own.head), list + own.first, own.n, dim);
 
-  Gradients<Way, kKeys> x{};
+  Gradients<Unit, kKeys> x{};
   if (kTerms && !kKeys)
     x.terms.entries = f.terms.share_of(own.head, (static_cast<Index>(blockIdx.x) * L::kThreads + threadIdx.x) / kWarp);
   if constexpr (!kKeys) {
@@ -134,24 +134,24 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
     for (int r = 0; r < L::kRows; ++r) {
       const Index row = statistics + list[own.entry(L::row(r))];
       x.less[r] = f.lse[row], x.delta[r] = f.delta[row];
-      as_exponent<Way>(x.less[r], x.delta[r]);
+      as_exponent<Unit>(x.less[r], x.delta[r]);
     }
   }
   const auto add_head = [&](int h) {  // a query head; what streams by are its rows, or the keys it reads
-    __shared__ HeadRows<const typename Way::Type, Stride> stream_a, stream_b;
+    __shared__ HeadRows<const typename Unit::Type, Stride> stream_a, stream_b;
     __shared__ Index statistics;
     if (threadIdx.x == 0) {
       const Index from = kKeys ? h : h / each;
-      stream_a = rows_of<Stride>(f.stream_a, own.row, stream_from, from);
-      stream_b = rows_of<Stride>(f.stream_b, own.row, stream_from, from);
+      stream_a = rows_of<Stride>(f.stream_a, own.row, from);
+      stream_b = rows_of<Stride>(f.stream_b, own.row, from);
       statistics = statistics_at(p, own, h);
     }
-    stream<Way, kKeys>(
+    stream<Unit, kKeys>(
         p.t, own.tile,
         [&](const Chunk& c, int stage) {
           const std::uint32_t to = static_cast<std::uint32_t>(stage) * M::kStage;
           const std::int32_t* const tokens = (kKeys ? p.t.q_token : p.t.k_token).data() + c.first;
-          Way::template fetch<true>(to + M::stream_a, to + M::stream_b, stream_a, stream_b, tokens, c.n, dim);
+          Unit::template fetch<true>(to + M::stream_a, to + M::stream_b, stream_a, stream_b, tokens, c.n, dim);
           if (const int row = static_cast<int>(threadIdx.x); kKeys && row < L::kChunk) {
             const Index from = statistics + (row < c.n ? tokens[row] : 0);
             const std::uint32_t lse = shared_at(to + M::lse + static_cast<std::uint32_t>(row) * 4);
@@ -161,7 +161,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
         },
         [&](const Chunk& c, int stage) {
           if (L::warp_row() < own.n)
-            add_chunk<Way, kKeys, kTerms, L>(x, p, f, own, h, c, static_cast<std::uint32_t>(stage) * M::kStage);
+            add_chunk<Unit, kKeys, kTerms, L>(x, p, f, own, h, c, static_cast<std::uint32_t>(stage) * M::kStage);
         });
   };
   if constexpr (kKeys) {
@@ -173,23 +173,24 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
     if (kTerms) collect_distances(f.terms, x.terms);
   }
 
-  if (!is_finite_or_marked<Way>(zero_if_finite(x.a) + zero_if_finite(x.b), own, f.marks)) return;
+  if (!is_finite_or_marked<Unit>(zero_if_finite(x.a) + zero_if_finite(x.b), own, f.marks)) return;
 #pragma unroll
   for (int r = 0; r < L::kRows; ++r) {
     const int there = own.entry(L::row(r));
-    const ResultRow to{own.row, own_from + list[there], own.head, dim, L::row(r) < own.n};
+    const ResultRow to{own.row, list[there], own.head, dim, L::row(r) < own.n};
     const float keep = !f.known || f.known[there] != 0 ? 1.0f : 0.0f;
-    write_sum<Way>(f.a, to, x.a[r], f.scale, keep);
-    if constexpr (kKeys) write_sum<Way>(f.b, to, x.b[r], f.multiplier * kUnlift<Way>, keep);
+    write_sum<Unit>(f.a, to, x.a[r], f.scale, keep);
+    if constexpr (kKeys) write_sum<Unit>(f.b, to, x.b[r], f.multiplier * kUnlift<Unit>, keep);
   }
 }
 
-template <class Way, bool kKeys, bool kTerms>
-__global__ void __launch_bounds__(Way::Lanes::kThreads, Way::kBlocks)
-    backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<typename Way::Type> f) {
+template <class Unit, bool kKeys, bool kTerms>
+__global__ void __launch_bounds__(Unit::Lanes::kThreads, Unit::kBlocks)
+    backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<typename Unit::Type> f) {
   const int head = kKeys ? static_cast<int>(blockIdx.y) : p.heads.at[blockIdx.y];
   if (kKeys && !reads_any(p, head)) return;
-  for_owned<Way, kKeys>(p, head, f.marks, [&](const Own& own) { differentiate<Way, kKeys, kTerms>(p, f, own); });
+  for_owned<Unit, kKeys>(p, head, f.marks,
+                         [&](const OwnedRows& own) { differentiate<Unit, kKeys, kTerms>(p, f, own); });
 }
 
 /// A block an entry.
@@ -233,31 +234,35 @@ template <class OfKeys, class OfQueries, bool kTerms> void run(Cuda where, const
   using T = typename OfKeys::Type;
   const auto read = [](const Input& x) { return x.rows<const T>(); };
   const Index most = most_blocks<OfKeys>(where, b, marks);
-  Index most_of_queries = blocks_for_owned<OfQueries>(b.tiling->q_tile, b.place_count(), most);
+  Index most_of_queries = blocks_for_owned<OfQueries>(b.tiling->q_tile, b.sizes.batch, most);
+  if (b.d_terms && (b.d_terms->slopes || b.d_terms->table))
+    most_of_queries = std::min(most_of_queries, blocks_of_head(where, b));
   TermSums sums;
-  const Tensor shares = prepare(where, b, OfQueries::Lanes::kThreads / kWarp, sums, most_of_queries);
+  const Tensor shares = shares_of_terms(where, b, OfQueries::Lanes::kThreads / kWarp, sums, most_of_queries);
   Backward<T> f{};
   f.lse = static_cast<const float*>(b.lse), f.delta = static_cast<const float*>(b.delta);
   f.scale = static_cast<float>(b.sizes.scale), f.power = f.scale * OfKeys::Powers::kFromE;
   f.multiplier = multiplier_of(b.sizes), f.terms = sums;
-  const auto of_keys = [&](const Problem& p) {
+  const auto of_keys = [&](const AttentionPass& part, Index first_row) {
+    const Problem p = problem_of(where, part, first_row);
     f.own_a = read(b.k), f.own_b = read(b.v), f.stream_a = read(b.q), f.stream_b = read(b.d_o);
     f.a = results_of<T>(b.dk, b.dk_before), f.b = results_of<T>(b.dv, b.dv_before);
     f.known = b.listed && !p.t.k_known.empty() ? p.t.k_known.data() : nullptr, f.marks = {marks.keys, marks.any};
     launch("attention", where, backward_kernel<OfKeys, true, kTerms>,
-           grid_of(blocks_for_owned<OfKeys>(b.tiling->k_tile, p.n_places, most), b.sizes.kv_heads),
+           grid_of(blocks_for_owned<OfKeys>(b.tiling->k_tile, p.n_rows, most), b.sizes.kv_heads),
            OfKeys::Lanes::kThreads, Memory<OfKeys, 2, true>::kSize, p, f);
   };
-  const auto of_queries = [&](const Problem& p) {
+  const auto of_queries = [&](const AttentionPass& part, Index first_row) {
+    const Problem p = problem_of(where, part, first_row);
     f.own_a = read(b.q), f.own_b = read(b.d_o), f.stream_a = read(b.k), f.stream_b = read(b.v);
     f.a = results_of<T>(b.dq, b.dq_before), f.b = {};
     f.known = b.listed && !p.t.q_known.empty() ? p.t.q_known.data() : nullptr, f.marks = {marks.queries, marks.any};
     launch("attention", where, backward_kernel<OfQueries, false, kTerms>,
-           grid_of(blocks_for_owned<OfQueries>(b.tiling->q_tile, p.n_places, most_of_queries), p.n_heads),
+           grid_of(blocks_for_owned<OfQueries>(b.tiling->q_tile, p.n_rows, most_of_queries), p.n_heads),
            OfQueries::Lanes::kThreads, Memory<OfQueries, 2, false>::kSize, p, f);
   };
-  if (b.dk.data) in_portions(where, b, of_keys);
-  if (b.dq.data) in_portions(where, b, of_queries, sums);
+  if (b.dk.data) each_alone(b, {}, of_keys);
+  if (b.dq.data) each_alone(b, sums, of_queries);
   add_shares(where, sums, b.sizes.heads);
 }
 
@@ -266,7 +271,7 @@ template <class OfKeys, class OfQueries, bool kTerms> void run(Cuda where, const
 template <class T, int W, bool kKeys, bool kTerms> struct Setting {
   static constexpr int kM = kTerms || (kKeys && W > 64) ? 1 : 2;
   static constexpr int kChunk = !kTerms && (W == (kKeys ? 96 : 64) || (!kKeys && W == 32)) ? 64 : 32;
-  using Way = TensorCores<T, W, kM, kChunk, kM>;  // a multiprocessor has eight warps
+  using Unit = TensorCores<T, W, kM, kChunk, kM>;  // a multiprocessor has eight warps
 };
 
 }  // namespace
@@ -286,8 +291,8 @@ void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
 void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   with_type<bf16, f16>(b.q.type, [&]<class T>() {
     with_width(b.sizes.dim, b.terms, [&]<int W, bool kTerms>() {
-      run<typename Setting<T, W, true, kTerms>::Way, typename Setting<T, W, false, kTerms>::Way, kTerms>(where, b,
-                                                                                                         marks);
+      run<typename Setting<T, W, true, kTerms>::Unit, typename Setting<T, W, false, kTerms>::Unit, kTerms>(where, b,
+                                                                                                           marks);
     });
   });
 }

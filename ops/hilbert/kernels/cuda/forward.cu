@@ -32,9 +32,9 @@ template <class L> struct Softmax {
 
 /// The step of the online softmax: raises the maxima to those of new scores, turns these into
 /// weights and rescales what was summed before.
-template <class Way, class L>
+template <class Unit, class L>
 __device__ __forceinline__ void softmax_step(Softmax<L>& x, typename L::Scores& s, float power) {
-  using Powers = typename Way::Powers;
+  using Powers = typename Unit::Powers;
 #pragma unroll
   for (int r = 0; r < L::kRows; ++r) {
     float high = -INFINITY;
@@ -58,99 +58,101 @@ __device__ __forceinline__ void softmax_step(Softmax<L>& x, typename L::Scores& 
 
 /// A warp's rows attend to one chunk. stage: the first byte of the stage where it lies, less that
 /// of the first stage.
-template <class Way, bool kTerms, class L>
-__device__ __forceinline__ void attend_chunk(Softmax<L>& x, const Problem& p, const Forward<typename Way::Type>& f,
-                                             const Own& own, const Chunk& chunk, std::uint32_t stage) {
-  using M = Memory<Way, 1, false>;
-  const Spot<L> spot{own, chunk};
+template <class Unit, bool kTerms, class L>
+__device__ __forceinline__ void attend_chunk(Softmax<L>& x, const Problem& p, const Forward<typename Unit::Type>& f,
+                                             const OwnedRows& own, const Chunk& chunk, std::uint32_t stage) {
+  using M = Memory<Unit, 1, false>;
+  const ScorePlaces<L> places{own, chunk};
   // Rows beyond the last come to no harm: their sums are finite and go nowhere.
-  const bool drops = p.sizes.dropout > 0, all = spot.is_whole(0);
+  const bool drops = p.sizes.dropout > 0, all = places.is_whole(0);
   Bits<L> pairs, kept;
   pairs.fill([](int) { return ~0u; });
-  if (!all) pairs = counting<true>(p.t, spot);
-  if (drops) kept = surviving<true>(p, own.head, spot);
+  if (!all) pairs = counting<true>(p.t, places);
+  if (drops) kept = surviving<true>(p, own.head, places);
   if (!pairs.any()) return;
   typename L::Scores s;
-  Way::multiply(s, 0, stage + M::stream_a);
-  if constexpr (!kTerms && !Way::kFolds)
+  Unit::multiply(s, 0, stage + M::stream_a);
+  if constexpr (!kTerms && !Unit::kFolds)
     for (auto& row : s) row[0] *= f.scale;
   if constexpr (kTerms)
-    each_score<true>(p, own.head, spot, [&](int r, int c, const TermPair& pair) {
-      const Termed with = termed<typename Way::Type>(p, pair, s[r][c] * f.scale);
+    each_score<true>(p, own.head, places, [&](int r, int c, const TermPair& pair) {
+      const Termed with = termed<typename Unit::Type>(p, pair, s[r][c] * f.scale);
       s[r][c] = with.s;
       if (with.masked) pairs.clear(r, c);
     });
   if (!all || kTerms) mask_out(s, pairs, -INFINITY);
-  softmax_step<Way>(x, s, f.power);
+  softmax_step<Unit>(x, s, f.power);
   if (drops) drop(s, kept);
-  Way::add_weighted(x.o, s, pairs, stage + M::stream_b, chunk.n, M::own);
+  Unit::add_weighted(x.o, s, pairs, stage + M::stream_b, chunk.n, M::own);
 }
 
-template <class Way, bool kTerms>
-__device__ __forceinline__ void attend(const Problem& p, const Forward<typename Way::Type>& f, const Own& own) {
-  using L = typename Way::Lanes;
-  using M = Memory<Way, 1, false>;
-  using Stride = typename Way::Stride;
+template <class Unit, bool kTerms>
+__device__ __forceinline__ void attend(const Problem& p, const Forward<typename Unit::Type>& f, const OwnedRows& own) {
+  using L = typename Unit::Lanes;
+  using M = Memory<Unit, 1, false>;
+  using Stride = typename Unit::Stride;
   const int dim = static_cast<int>(p.sizes.dim);
-  __shared__ HeadRows<const typename Way::Type, Stride> k, v;
+  __shared__ HeadRows<const typename Unit::Type, Stride> k, v;
   if (threadIdx.x == 0) {
     const Index head = own.head / (p.sizes.heads / p.sizes.kv_heads);
-    k = rows_of<Stride>(f.k, own.row, own.k, head), v = rows_of<Stride>(f.v, own.row, own.k, head);
+    k = rows_of<Stride>(f.k, own.row, head), v = rows_of<Stride>(f.v, own.row, head);
   }
-  Way::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.q, own.head), {}, p.t.q_token.data() + own.first,
-                             own.n, dim);
+  Unit::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.head), {}, p.t.q_token.data() + own.first, own.n,
+                              dim);
 
   Softmax<L> x{};
 #pragma unroll
   for (float& shift : x.shift) shift = -INFINITY;
-  stream<Way, false>(
+  stream<Unit, false>(
       p.t, own.tile,
       [&](const Chunk& c, int stage) {
         const std::uint32_t to = static_cast<std::uint32_t>(stage) * M::kStage;
-        Way::template fetch<true>(to + M::stream_a, to + M::stream_b, k, v, p.t.k_token.data() + c.first, c.n, dim);
+        Unit::template fetch<true>(to + M::stream_a, to + M::stream_b, k, v, p.t.k_token.data() + c.first, c.n, dim);
       },
       [&](const Chunk& c, int stage) {
         if (L::warp_row() < own.n)
-          attend_chunk<Way, kTerms, L>(x, p, f, own, c, static_cast<std::uint32_t>(stage) * M::kStage);
+          attend_chunk<Unit, kTerms, L>(x, p, f, own, c, static_cast<std::uint32_t>(stage) * M::kStage);
       });
 
   float zero = zero_if_finite(x.o);
 #pragma unroll
   for (const float sum : x.sum) zero = fmaf(sum, 0.0f, zero);
-  if (!is_finite_or_marked<Way>(zero, own, f.marks)) return;
+  if (!is_finite_or_marked<Unit>(zero, own, f.marks)) return;
   float* const lse = f.lse + statistics_at(p, own, own.head);
 #pragma unroll
   for (int r = 0; r < L::kRows; ++r) {
     const Index token = p.t.q_token[own.entry(L::row(r))];
     const float sum = L::sum_of_row(x.sum[r]), shift = x.shift[r] == -INFINITY ? 0.0f : x.shift[r];
-    float l = (shift + Way::Powers::log(sum)) * Way::Powers::kToE, keep = 0, share = sum == 0 ? 0.0f : 1 / sum;
-    if (!f.fresh) l = merged<typename Way::Powers>(lse[token], l, keep, share);
+    float l = (shift + Unit::Powers::log(sum)) * Unit::Powers::kToE, keep = 0, share = sum == 0 ? 0.0f : 1 / sum;
+    if (!f.fresh) l = merged<typename Unit::Powers>(lse[token], l, keep, share);
     __syncwarp();  // all lanes of a row have read
     const bool writes = L::row(r) < own.n;
     if (writes && L::is_first()) lse[token] = l;
-    write_sum<Way>(f.o, {own.row, own.q + token, own.head, dim, writes}, x.o[r], share * f.multiplier, keep);
+    write_sum<Unit>(f.o, {own.row, token, own.head, dim, writes}, x.o[r], share * f.multiplier, keep);
   }
 }
 
-template <class Way, bool kTerms>
-__global__ void __launch_bounds__(Way::Lanes::kThreads, Way::kBlocks)
-    forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<typename Way::Type> f) {
-  for_owned<Way, false>(p, p.heads.at[blockIdx.y], f.marks, [&](const Own& own) { attend<Way, kTerms>(p, f, own); });
+template <class Unit, bool kTerms>
+__global__ void __launch_bounds__(Unit::Lanes::kThreads, Unit::kBlocks)
+    forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<typename Unit::Type> f) {
+  for_owned<Unit, false>(p, p.heads.at[blockIdx.y], f.marks,
+                         [&](const OwnedRows& own) { attend<Unit, kTerms>(p, f, own); });
 }
 
-template <class Way, bool kTerms> void run(Cuda where, const ForwardPass& pass, const Marks& marks) {
-  using T = typename Way::Type;
+template <class Unit, bool kTerms> void run(Cuda where, const ForwardPass& pass, const Marks& marks) {
+  using T = typename Unit::Type;
   const auto read = [](const Input& x) { return x.rows<const T>(); };
   Forward<T> f{};
   f.q = read(pass.q), f.k = read(pass.k), f.v = read(pass.v), f.o = results_of<T>(pass.o, pass.before);
   f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.scale = static_cast<float>(pass.sizes.scale);
-  f.multiplier = multiplier_of(pass.sizes), f.power = Way::Powers::kFromE * (Way::kFolds && !kTerms ? f.scale : 1);
+  f.multiplier = multiplier_of(pass.sizes), f.power = Unit::Powers::kFromE * (Unit::kFolds && !kTerms ? f.scale : 1);
   f.marks = {marks.queries, marks.any};
-  const Index most = most_blocks<Way>(where, pass, marks);
-  in_portions(where, pass, [&](const Problem& p) {
-    launch("attention", where, forward_kernel<Way, kTerms>,
-           grid_of(blocks_for_owned<Way>(pass.tiling->q_tile, p.n_places, most), p.n_heads), Way::Lanes::kThreads,
-           Memory<Way, 1, false>::kSize, p, f);
+  const Index most = most_blocks<Unit>(where, pass, marks);
+  each_alone(pass, {}, [&](const AttentionPass& part, Index first_row) {
+    const Problem p = problem_of(where, part, first_row);
+    launch("attention", where, forward_kernel<Unit, kTerms>,
+           grid_of(blocks_for_owned<Unit>(pass.tiling->q_tile, p.n_rows, most), p.n_heads), Unit::Lanes::kThreads,
+           Memory<Unit, 1, false>::kSize, p, f);
   });
 }
 
@@ -159,8 +161,8 @@ template <class Way, bool kTerms> void run(Cuda where, const ForwardPass& pass, 
 void plain_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
   with_type<float, bf16, f16>(pass.q.type, [&]<class T>() {
     with_columns(pass.sizes.dim, [&]<int Columns>() {
-      using Way = Plain<T, Columns, 1>;
-      pass.terms ? run<Way, true>(where, pass, marks) : run<Way, false>(where, pass, marks);
+      using Unit = Plain<T, Columns, 1>;
+      pass.terms ? run<Unit, true>(where, pass, marks) : run<Unit, false>(where, pass, marks);
     });
   });
 }

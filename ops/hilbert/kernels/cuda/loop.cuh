@@ -11,7 +11,7 @@
 // they meet come in chunks, in ascending order. A warp has the scores of its rows and all rows of a
 // chunk in registers, and so the sums of its rows.
 //
-// A Way to multiply (plain.cuh: f32, which selects; mma.cuh: tensor cores) is a type with
+// A Unit multiplies (plain.cuh: in f32, and selects; mma.cuh: on tensor cores). It is a type with
 //     Type, Stride              of operands, and of what lies between their rows
 //     Lanes                     which scores and sums a lane has
 //     fetch(), multiply(), add_weighted(), write_row()
@@ -72,30 +72,28 @@ template <class T, class Stride> struct HeadRows {
   Stride stride;
   __device__ __forceinline__ T* row(std::int64_t token) const { return data + token * stride; }
 };
-/// Counted from row t of a row of the batch. None stays none.
+/// Of a row of the batch. None stays none.
 template <class Stride, class T>
-__device__ __forceinline__ HeadRows<T, Stride> rows_of(const Rows<T>& x, Index b, Index t, Index h) {
-  return {x.data ? x.at(b, t, h) : nullptr, static_cast<Stride>(x.token)};
+__device__ __forceinline__ HeadRows<T, Stride> rows_of(const Rows<T>& x, Index b, Index h) {
+  return {x.data ? x.at(b, 0, h) : nullptr, static_cast<Stride>(x.token)};
 }
 
-/// Rows [first, first + n) of a tile, for a head and a place; the tile's mark, or null.
-struct Own {
+/// Rows [first, first + n) of a tile, for a head and a row of the batch; the tile's mark, or null.
+struct OwnedRows {
   Index number;  // of what a head's blocks own
-  int tile, first, n, head;
-  std::int32_t row, q, k;
+  int tile, first, n, head, row;
   std::uint32_t* mark;
-  __device__ __forceinline__ Tiling::Place place() const { return {row, q, k}; }
   /// A row's entry in the list. Rows beyond the last are taken for the last, so that nothing is
   /// read beyond the lists.
   __device__ __forceinline__ int entry(int i) const { return first + min(i, n - 1); }
 };
 
-/// Where [B, H, Lq] has what belongs to a query head of its place.
-__device__ __forceinline__ Index statistics_at(const Problem& p, const Own& own, int head) {
-  return (own.row * p.sizes.heads + head) * p.sizes.queries + own.q;
+/// Where [B, H, Lq] has what belongs to a query head of its row of the batch.
+__device__ __forceinline__ Index statistics_at(const Problem& p, const OwnedRows& own, int head) {
+  return (own.row * p.sizes.heads + head) * p.sizes.queries;
 }
 
-/// Marks of tiles, [places, heads, tiles], and whether there is any; null: none.
+/// Marks of tiles, [batch, heads, tiles], and whether there is any; null: none.
 struct TileMarks {
   std::uint32_t* tile = nullptr;
   std::int32_t* any = nullptr;
@@ -103,35 +101,34 @@ struct TileMarks {
 
 /// What is number i of a head. Marks say what is asked for of a way that redoes tiles. Causal
 /// lists: late queries and early keys have the most pairs, and begin.
-template <class Way, bool kKeys>
-__device__ __forceinline__ Own own_of(const Problem& p, int head, const TileMarks& marks, Index i) {
-  using L = typename Way::Lanes;
+template <class Unit, bool kKeys>
+__device__ __forceinline__ OwnedRows own_of(const Problem& p, int head, const TileMarks& marks, Index i) {
+  using L = typename Unit::Lanes;
   const std::span<const Tiling::Range> tiles = kKeys ? p.t.k_tile : p.t.q_tile;
-  const Index parts = static_cast<Index>(tiles.size()) * L::kParts, place = p.first_place + i / parts;
+  const Index parts = static_cast<Index>(tiles.size()) * L::kParts, row = p.first_row + i / parts;
   const int part = static_cast<int>(kKeys ? i % parts : parts - 1 - i % parts), tile = part / L::kParts;
   const Tiling::Range whole = tiles[tile];
   int begin = whole.begin + part % L::kParts * L::kOwned, end = min(whole.end, begin + L::kOwned);
   std::uint32_t* const mark =
-      marks.tile ? marks.tile + (place * p.sizes.heads + head) * static_cast<Index>(tiles.size()) + tile : nullptr;
-  if (!Way::kMarks && mark) {
+      marks.tile ? marks.tile + (row * p.sizes.heads + head) * static_cast<Index>(tiles.size()) + tile : nullptr;
+  if (!Unit::kMarks && mark) {
     const int front = static_cast<int>(*mark & 0xffff), back = static_cast<int>(*mark >> 16);
     if (back == 0) end = min(end, whole.begin + front);
     if (front == 0) begin = max(begin, whole.end - back);
   }
-  const Tiling::Place at = p.places.at(static_cast<int>(place));
-  return {i, tile, begin, end - begin, head, at.row, at.q, at.k, mark};
+  return {i, tile, begin, end - begin, head, static_cast<int>(row), mark};
 }
 /// f(own) for all that this block owns of a head; all threads together. It lies in shared memory,
 /// as registers are what large head dims are short of.
-template <class Way, bool kKeys, class F>
+template <class Unit, bool kKeys, class F>
 __device__ __forceinline__ void for_owned(const Problem& p, int head, const TileMarks& marks, F&& f) {
-  if (!Way::kMarks && marks.tile && *marks.any == 0) return;
-  __shared__ Own own;
-  const auto all = static_cast<Index>((kKeys ? p.t.k_tile : p.t.q_tile).size()) * Way::Lanes::kParts * p.n_places;
+  if (!Unit::kMarks && marks.tile && *marks.any == 0) return;
+  __shared__ OwnedRows own;
+  const auto all = static_cast<Index>((kKeys ? p.t.k_tile : p.t.q_tile).size()) * Unit::Lanes::kParts * p.n_rows;
 #pragma unroll 1
   for (Index i = blockIdx.x; i < all; i = own.number + gridDim.x) {
     __syncthreads();  // nobody reads what was there, or the next number, any more
-    if (threadIdx.x == 0) own = own_of<Way, kKeys>(p, head, marks, i);
+    if (threadIdx.x == 0) own = own_of<Unit, kKeys>(p, head, marks, i);
     __syncthreads();
     if (own.n > 0) f(own);
   }
@@ -164,9 +161,9 @@ struct Walk {
 
 /// fetch(chunk, stage) and work(chunk, stage) for what a tile meets. Where there are two stages,
 /// one is filled while the other is worked on. One thread walks, two chunks ahead. All threads.
-template <class Way, bool kKeys, class Fetch, class Work>
+template <class Unit, bool kKeys, class Fetch, class Work>
 __device__ __forceinline__ void stream(const TilingView& t, int tile, Fetch&& fetch, Work&& work) {
-  constexpr int kMost = Way::Lanes::kChunk, kOther = Way::kStages - 1;
+  constexpr int kMost = Unit::Lanes::kChunk, kOther = Unit::kStages - 1;
   const auto& tiles = kKeys ? t.q_tile : t.k_tile;
   __shared__ Walk walk;
   __shared__ Chunk chunk[2];
@@ -192,22 +189,22 @@ __device__ __forceinline__ void stream(const TilingView& t, int tile, Fetch&& fe
   wait_for_copies();
 }
 
-/// Shared memory, in bytes: tiles of Owned owned tensors; stages of chunks of two, with their
+/// Shared memory, in bytes: tiles of so many owned Tensors; stages of chunks of two, with their
 /// statistics; and what the way wants for itself.
-template <class Way, int Owned, bool kStatistics> struct Memory {
-  static constexpr std::uint32_t own_b = Way::kOwnedBytes, stream_a = Owned * Way::kOwnedBytes,
-                                 stream_b = stream_a + Way::kChunkBytes, lse = stream_b + Way::kChunkBytes,
-                                 kStatistic = kStatistics ? Way::Lanes::kChunk * 4 : 0, delta = lse + kStatistic,
-                                 kStage = 2 * (Way::kChunkBytes + kStatistic), own = stream_a + Way::kStages * kStage,
-                                 kSize = own + Way::kOwnBytes;
+template <class Unit, int Tensors, bool kStatistics> struct Memory {
+  static constexpr std::uint32_t own_b = Unit::kOwnedBytes, stream_a = Tensors * Unit::kOwnedBytes,
+                                 stream_b = stream_a + Unit::kChunkBytes, lse = stream_b + Unit::kChunkBytes,
+                                 kStatistic = kStatistics ? Unit::Lanes::kChunk * 4 : 0, delta = lse + kStatistic,
+                                 kStage = 2 * (Unit::kChunkBytes + kStatistic), own = stream_a + Unit::kStages * kStage,
+                                 kSize = own + Unit::kOwnBytes;
 };
 
 // ---- who attends to whom ------------------------------------------------------------------------
 
 /// Where a lane's scores stand in the lists: rows that a block owns, columns of a chunk. Those
 /// beyond the last are taken for the last, and do not count.
-template <class L> struct Spot {
-  const Own& own;
+template <class L> struct ScorePlaces {
+  const OwnedRows& own;
   const Chunk& chunk;
   __device__ __forceinline__ int row_at(int r) const { return own.entry(L::row(r)); }
   __device__ __forceinline__ int column_at(int c) const { return chunk.first + min(L::column(c), chunk.n - 1); }
@@ -245,7 +242,7 @@ template <class L> struct Bits {
 
 /// The bits of rows r and r + 1: scores of pairs that attend.
 template <bool kQueries, int kAxes, class L>
-__device__ __forceinline__ unsigned attending(const TilingView& t, const Spot<L>& x, int r) {
+__device__ __forceinline__ unsigned attending(const TilingView& t, const ScorePlaces<L>& x, int r) {
   const auto side = [&]<bool kQuery>(int i, std::size_t box) {
     if constexpr (kQuery) return bounds_of<kAxes>(t, static_cast<std::size_t>(i), box);
     else return place_of<kAxes>(t, static_cast<std::size_t>(i), box);
@@ -270,7 +267,8 @@ __device__ __forceinline__ unsigned attending(const TilingView& t, const Spot<L>
 /// The scores that count: of rows and columns there are and, in partial tiles, of pairs that
 /// attend. The others are not even sure to be finite: a row of zeros scores 0, and e^(0 - L)
 /// overflows where L is far below. kQueries: rows are queries, columns keys.
-template <bool kQueries, class L> __device__ __forceinline__ Bits<L> counting(const TilingView& t, const Spot<L>& x) {
+template <bool kQueries, class L>
+__device__ __forceinline__ Bits<L> counting(const TilingView& t, const ScorePlaces<L>& x) {
   const bool wide = t.boxes > 1 || !t.axis[2].key.empty();
   unsigned columns = 0;
 #pragma unroll
@@ -291,14 +289,14 @@ template <bool kQueries, class L> __device__ __forceinline__ Bits<L> counting(co
 }
 /// The scores whose weights survive dropout.
 template <bool kQueries, class L>
-__device__ __forceinline__ Bits<L> surviving(const Problem& p, int h, const Spot<L>& x) {
+__device__ __forceinline__ Bits<L> surviving(const Problem& p, int h, const ScorePlaces<L>& x) {
   Bits<L> bits;
   bits.fill([&](int first) {
     unsigned word = 0;
 #pragma unroll 1
     for (int i = 0; i < Bits<L>::kOfWord; ++i) {
       const int row = x.row_at(first + i / L::kScores), column = x.column_at(i % L::kScores);
-      word |= (survives(p, x.own.place(), h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
+      word |= (survives(p, x.own.row, h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
     }
     return word;
   });
@@ -325,14 +323,13 @@ template <class L> __device__ __forceinline__ void drop(typename L::Scores& x, c
 /// f(r, c, pair) for the scores that a lane has. kQueries: rows are queries. Rows of the warp, and
 /// columns, are a lane each before they are shared. All lanes.
 template <bool kQueries, class L, class F>
-__device__ __forceinline__ void each_score(const Problem& p, int h, const Spot<L>& x, F&& f) {
+__device__ __forceinline__ void each_score(const Problem& p, int h, const ScorePlaces<L>& x, F&& f) {
   static_assert(L::kChunk == kWarp && L::kWarpRows <= kWarp);
-  const Tiling::Place at = x.own.place();
-  const TermSide columns = side_of<kQueries>(p, at, x.chunk.first + min(L::lane(), x.chunk.n - 1));
+  const TermSide columns = side_of<kQueries>(p, x.chunk.first + min(L::lane(), x.chunk.n - 1));
   constexpr bool kKeep = L::kRows == 2;  // sides of rows for all columns
   TermSide rows, other;
-  if constexpr (kKeep) rows = side_of<!kQueries>(p, at, x.row_at(0)), other = side_of<!kQueries>(p, at, x.row_at(1));
-  else rows = side_of<!kQueries>(p, at, x.own.entry(L::warp_row() + L::lane()));
+  if constexpr (kKeep) rows = side_of<!kQueries>(p, x.row_at(0)), other = side_of<!kQueries>(p, x.row_at(1));
+  else rows = side_of<!kQueries>(p, x.own.entry(L::warp_row() + L::lane()));
   const auto row_of = [&](int r) { return !kKeep ? rows.of_lane(L::row(r) - L::warp_row()) : r == 0 ? rows : other; };
 #pragma unroll
   for (int c = 0; c < L::kScores; ++c) {
@@ -340,7 +337,7 @@ __device__ __forceinline__ void each_score(const Problem& p, int h, const Spot<L
 #pragma unroll
     for (int r = 0; r < L::kRows; ++r) {
       const TermSide mine = row_of(r);
-      f(r, c, TermPair{at.row, h, kQueries ? mine : column, kQueries ? column : mine});
+      f(r, c, TermPair{x.own.row, h, kQueries ? mine : column, kQueries ? column : mine});
     }
   }
 }
@@ -368,17 +365,17 @@ struct ResultRow {
   bool writes;
 };
 /// Writes times x sum + keep x before, which is not read where keep is 0. All lanes.
-template <class Way, class T, int N>
+template <class Unit, class T, int N>
 __device__ __forceinline__ void write_sum(const Results<T>& x, const ResultRow& at, const float (&sum)[N], float times,
                                           float keep) {
   const float* const before = keep != 0 && x.before.data ? x.before.at(at.b, at.token, at.head) : nullptr;
   const auto value = [&](int c) {
     const float here = times * sum[c];
-    const int column = Way::Lanes::column(c);
+    const int column = Unit::Lanes::column(c);
     return before && column < at.dim ? fmaf(keep, before[column], here) : here;
   };
-  if (x.wide.data) Way::write_row(x.wide.at(at.b, at.token, at.head), at.writes, at.dim, value);
-  else Way::write_row(x.to.at(at.b, at.token, at.head), at.writes, at.dim, value);
+  if (x.wide.data) Unit::write_row(x.wide.at(at.b, at.token, at.head), at.writes, at.dim, value);
+  else Unit::write_row(x.to.at(at.b, at.token, at.head), at.writes, at.dim, value);
 }
 
 /// 0 where all are finite, else NaN.
@@ -392,9 +389,9 @@ template <int M, int N> __device__ __forceinline__ float zero_if_finite(const fl
 }
 /// Whether this block's tile came out finite. If not, it is marked for the way that selects, and
 /// not to be written. All threads.
-template <class Way>
-__device__ __forceinline__ bool is_finite_or_marked(float zero, const Own& own, const TileMarks& marks) {
-  if (!Way::kMarks || !own.mark) return true;
+template <class Unit>
+__device__ __forceinline__ bool is_finite_or_marked(float zero, const OwnedRows& own, const TileMarks& marks) {
+  if (!Unit::kMarks || !own.mark) return true;
   const bool finite = __syncthreads_and(zero == 0.0f);
   if (!finite && threadIdx.x == 0) *own.mark = kWholeTile, *marks.any = 1;
   return finite;
@@ -403,15 +400,15 @@ __device__ __forceinline__ bool is_finite_or_marked(float zero, const Own& own, 
 // ---- starting -----------------------------------------------------------------------------------
 
 /// A block for all that is owned, or at most so many for a head, which take turns.
-template <class Way> Index blocks_for_owned(const std::vector<Tiling::Range>& tiles, Index places, Index most) {
-  return std::min(std::ssize(tiles) * Way::Lanes::kParts * places, most);
+template <class Unit> Index blocks_for_owned(const std::vector<Tiling::Range>& tiles, Index rows, Index most) {
+  return std::min(std::ssize(tiles) * Unit::Lanes::kParts * rows, most);
 }
 inline dim3 grid_of(Index blocks, Index heads) {
   return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads));
 }
 /// Where tiles are redone, which is rare, few blocks look for marks.
-template <class Way> Index most_blocks(Cuda where, const AttentionPass& pass, const Marks& marks) {
-  return !Way::kMarks && marks.any ? blocks_of_head(where, pass) : Index{1} << 30;
+template <class Unit> Index most_blocks(Cuda where, const AttentionPass& pass, const Marks& marks) {
+  return !Unit::kMarks && marks.any ? blocks_of_head(where, pass) : Index{1} << 30;
 }
 
 }  // namespace hilt::kernels

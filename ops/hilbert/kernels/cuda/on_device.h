@@ -28,7 +28,7 @@ struct TilingView {
   };
   Axis axis[3];
   std::int32_t boxes = 1;
-  Tiling::Sites grid = {};
+  std::span<const Tiling::Sites> grids;
 };
 
 /// The most steps of a pair of owners: dQ of so many fits in shared memory.
@@ -79,14 +79,5 @@ const TilingView& on_device(const Tiling& t, Cuda where);
 const VisitsView& visits_on_device(const Tiling& t, Cuda where);
 const SitesView& sites_on_device(const Tiling& t, Cuda where);
 const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries);  // of a tile: 64 or 128
-
-/// Places, likewise.
-struct PlacesView {
-  const Tiling::Place* list = nullptr;
-  std::int32_t n = 0;
-  bool each_row = true;
-  constexpr Tiling::Place at(int i) const { return Tiling::Place::at(list, n, each_row, i); }
-};
-PlacesView on_device(const Tiling::Places& places, Cuda where);
 
 }  // namespace hilt

@@ -55,7 +55,7 @@ void each_list(const Lists& lists, TilingView& v, auto&& visit) {
   visit(t.q_known, v.q_known), visit(t.k_known, v.k_known), visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
   visit(t.met.begin, v.keys_begin), visit(t.met.run, v.keys);
   visit(lists.queries.begin, v.queries_begin), visit(lists.queries.run, v.queries);
-  visit(t.q_ranks(), v.q_rank), visit(t.k_ranks(), v.k_rank);
+  visit(t.q_ranks(), v.q_rank), visit(t.k_ranks(), v.k_rank), visit(t.grids, v.grids);
   for (std::size_t i = 0; i < t.axis.size(); ++i)
     visit(t.axis[i].key, v.axis[i].key), visit(t.axis[i].low, v.axis[i].low), visit(t.axis[i].high, v.axis[i].high);
 }
@@ -118,21 +118,9 @@ bool are_paired(const Visits& v) {
 
 const TilingView& on_device(const Tiling& t, Cuda where) {
   return image_of<TilingView>(t, where, [&](TilingView& view) {
-    view.causal = t.causal, view.boxes = t.boxes, view.grid = t.grid;
+    view.causal = t.causal, view.boxes = t.boxes;
     return Lists{t};
   });
-}
-
-PlacesView on_device(const Tiling::Places& places, Cuda where) {
-  PlacesView view{nullptr, static_cast<std::int32_t>(places.list.size()), places.each_row};
-  if (places.list.empty()) return view;
-  const Tensor& memory = places.memo.get<Tensor>({where.device}, [&] {
-    Packer pack;
-    pack.add(places.list);
-    return pack.upload(where);
-  });
-  view.list = reinterpret_cast<const Tiling::Place*>(memory.raw());
-  return view;
 }
 
 const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
@@ -163,8 +151,8 @@ const SitesView& sites_on_device(const Tiling& t, Cuda where) {
     const auto sites = [&](const TokenList& names) {
       std::vector<RowSite> list;
       for (const std::int32_t name : names) {
-        const bool on_grid = t.grid.width > 0;
-        const kernels::Site at = kernels::site_of(t.grid, on_grid, name);
+        const bool on_grid = !t.grids.empty();
+        const kernels::Site at = kernels::site_of(t.grids, on_grid, name);
         list.push_back({name, on_grid ? at.b << 16 | at.c : 0, at.a, 0});
       }
       return list;

@@ -16,21 +16,19 @@ struct Heads {
 struct Problem {
   AttentionSizes sizes;
   TilingView t;
-  PlacesView places;
-  Index n_places;
-  Heads heads;  // the listed ones
+  Index first_row, n_rows;  // of the batch
+  Heads heads;              // the listed ones
   int n_heads;
   Terms terms;
   float cap, inverse_cap;
   bool bias_has_rows_of_q;  // else of tokens
-  Index first_place;        // of n_places
 };
 
-inline Problem problem_of(Cuda where, const AttentionPass& pass) {
+/// Of rows of the batch from this one on.
+inline Problem problem_of(Cuda where, const AttentionPass& pass, Index first_row) {
   Problem p{};
   p.sizes = pass.sizes, p.t = on_device(*pass.tiling, where);
-  p.n_places = pass.place_count(), p.n_heads = static_cast<int>(pass.n_heads);
-  if (pass.places) p.places = on_device(*pass.places, where);
+  p.first_row = first_row, p.n_rows = pass.sizes.batch, p.n_heads = static_cast<int>(pass.n_heads);
   for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
   if (!pass.terms) return p;
   p.terms = *pass.terms;
@@ -49,12 +47,12 @@ __device__ inline bool reads_any(const Problem& p, Index kv_head) {
 }
 /// M of weights that survive dropout.
 inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(keep_scale(s.dropout)); }
-/// Whether the weight of query i and key j of the lists survives dropout.
-__device__ inline bool survives(const Problem& p, Tiling::Place at, Index h, int i, int j) {
+/// Whether the weight of query i and key j of the lists survives dropout, for a head of row b of the
+/// batch.
+__device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j) {
   const AttentionSizes& s = p.sizes;
-  const auto head = static_cast<std::uint32_t>((s.first_batch + at.row) * s.heads + s.first_head + h);
-  const auto name = [&](std::int32_t x) { return static_cast<std::uint32_t>(s.first_token + at.k + x); };
-  const std::uint32_t t = name(p.t.q_name[i]), u = name(p.t.k_name[j]);
+  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);
+  const auto t = static_cast<std::uint32_t>(p.t.q_name[i]), u = static_cast<std::uint32_t>(p.t.k_name[j]);
   return attention_keeps(cuda::now(s.key), head, t, u, s.dropout);
 }
 

@@ -35,9 +35,11 @@ Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; 
 
 using Reason = std::string_view;
 
+constexpr Reason kUnaligned = "rows do not lie at multiples of 16 bytes";
 constexpr Reason kOnePass = "in one pass that adds up dQ, as no one owner has all keys of a query";
 
-Reason why_not_hopper(Cuda where, const AttentionPass& p) {
+/// stored: whether rows of the pass that are no input lie as they must.
+Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   const AttentionSizes& s = p.sizes;
   if (!kHasHopper) return "this build has no code for Hopper";
   if (!cuda::properties(where.device).is_hopper()) return "the GPU is no Hopper";
@@ -48,18 +50,21 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (p.terms && p.tiling->q_names().size() + p.tiling->k_names().size() > kMostTokens)
     return "Hopper's kernels know score terms of at most 16 million tokens";
   const auto is_large = [](Index i) { return i >= kMostRows; };
-  if (p.terms && (is_large(p.tiling->grid.height) || is_large(p.tiling->grid.width) ||
+  const auto on_large = [&](const Tiling::Sites& grid) { return is_large(grid.height) || is_large(grid.width); };
+  if (p.terms && (std::ranges::any_of(p.tiling->grids, on_large) ||
                   (p.terms->table_on_grid && (is_large(p.terms->reach.b) || is_large(p.terms->reach.c)))))
     return "Hopper's kernels know score terms of fewer than 16,384 rows and columns";
-  if (p.terms && p.tiling->grid.first > 0 && (p.terms->slopes_on_grid || p.terms->table_on_grid))
+  const auto has_prefix = [](const Tiling::Sites& grid) { return grid.first > grid.begin; };
+  if (p.terms && (p.terms->slopes_on_grid || p.terms->table_on_grid) &&
+      std::ranges::any_of(p.tiling->grids, has_prefix))
     return "Hopper's kernels know score terms of a grid where no prefix stands before it";
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
-  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return "rows do not lie at multiples of 16 bytes";
+  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return kUnaligned;
   const auto tiles = static_cast<Index>(std::max(p.tiling->q_tile.size(), p.tiling->k_tile.size()));
   if (2 * s.batch * s.heads * tiles >= hopper::kItems) return "there are too many tiles for one launch";
-  return {};
+  return stored ? Reason() : kUnaligned;
 }
 
 /// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes'
@@ -98,7 +103,7 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
     return "tensor cores' kernels take head dims that are multiples of 16, to 128";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || s.dim == 0) return "there is nothing to do";
-  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return "rows do not lie at multiples of 16 bytes";
+  if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return kUnaligned;
   return {};
 }
 
@@ -141,7 +146,7 @@ struct Scratch {
       marks.sums = sums_of_parts.mutable_data<float>();
     }
     if (!marked && !counted) return;
-    const Index lines = marked ? p.place_count() * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
+    const Index lines = marked ? p.sizes.batch * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
                 keys = backward ? lines * std::ssize(p.tiling->k_tile) : 0;
     memory = zeros({3 + queries + keys}, DType::i32, {Device::Kind::cuda, where.device});
     auto* const first = memory.mutable_data<std::int32_t>();
@@ -161,79 +166,41 @@ template <class Run> void with_hopper_kernel(const AttentionPass& p, Run&& run) 
   });
 }
 
+/// The route where Hopper's kernels do not serve, which is `why`; stored: as above.
+Decision without_hopper(Cuda where, const AttentionPass& p, Reason why, bool stored) {
+  Decision d;
+  const Reason slow = stored ? why_not_mma(where, p) : kUnaligned;
+  d.route = slow.empty() ? Route::mma : Route::plain, d.reason = slow.empty() ? why : slow;
+  return d;
+}
+
 }  // namespace
 
 Decision route(Cuda where, const ForwardPass& f) {
-  Decision d;
-  d.reason = why_not_hopper(where, f);
-  if (d.reason.empty() && !is_aligned(f.o)) d.reason = "rows do not lie at multiples of 16 bytes";
-  if (d.reason.empty()) {
-    d.route = Route::hopper;
-    return d;
-  }
-  const Reason slow = is_aligned(f.o) ? why_not_mma(where, f) : Reason("rows do not lie at multiples of 16 bytes");
-  d.route = slow.empty() ? Route::mma : Route::plain;
-  if (!slow.empty()) d.reason = slow;
-  return d;
+  const bool aligned = is_aligned(f.o);
+  const Reason why = why_not_hopper(where, f, aligned);
+  if (!why.empty()) return without_hopper(where, f, why, aligned);
+  return {.route = Route::hopper};
 }
 
 Decision route(Cuda where, const BackwardPass& b, bool whole) {
-  Decision d;
-  d.reason = why_not_hopper(where, b);
-  if (d.reason.empty() && !is_aligned(b.d_o)) d.reason = "rows do not lie at multiples of 16 bytes";
-  d.direct = whole;
-  if (d.reason.empty()) {
-    const VisitsView& visits = visits_on_device(*b.tiling, where);
-    const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
-    const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
-    const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
-                     !visits.one_owner;
-    d.route = one || two ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
-    if (one || two) return d;
-    d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
-    if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
+  const bool aligned = is_aligned(b.d_o);
+  Reason why = why_not_hopper(where, b, aligned);
+  if (!why.empty()) {
+    Decision d = without_hopper(where, b, why, aligned);
+    d.direct = whole && d.route == Route::mma;
     return d;
   }
-  const Reason slow = is_aligned(b.d_o) ? why_not_mma(where, b) : Reason("rows do not lie at multiples of 16 bytes");
-  d.route = slow.empty() ? Route::mma : Route::plain;
-  if (!slow.empty()) d.reason = slow, d.direct = false;
+  const VisitsView& visits = visits_on_device(*b.tiling, where);
+  const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
+  const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
+  const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
+                   !visits.one_owner;
+  Decision d{.route = one || two ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
+  if (one || two) return d;
+  d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
+  if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
   return d;
-}
-
-/// run(pass) of each place, as of a batch of one row that begins there.
-template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
-  for (Index i = 0; i < pass.place_count(); ++i) {
-    const Tiling::Place at = pass.place(i);
-    Pass one = pass;
-    one.places = nullptr, one.sizes.batch = 1;
-    one.sizes.first_batch += at.row, one.sizes.first_token = at.k;
-    const auto forth = [](auto* p, Index elements, std::size_t each) {
-      using Byte = std::conditional_t<std::is_same_v<decltype(p), const void*>, const std::byte, std::byte>;
-      return p ? static_cast<decltype(p)>(static_cast<Byte*>(p) + elements * static_cast<Index>(each)) : nullptr;
-    };
-    const auto move = [&](auto& rows, std::int32_t row) {
-      rows.data = forth(rows.data, at.row * rows.batch + row * rows.token, size_of(rows.type));
-    };
-    Terms terms;
-    TermGradients d_terms;
-    const auto move_pairs = [&](auto& bias, bool has_rows_of_q) {
-      bias.data = forth(bias.data, at.row * bias.batch + (has_rows_of_q ? at.q : at.k) * bias.query + at.k * bias.key,
-                        size_of(bias.type));
-    };
-    if (pass.terms) terms = *pass.terms, move_pairs(terms.bias, terms.bias.query_row), one.terms = &terms;
-    const Index stats = at.row * one.sizes.heads * one.sizes.queries + at.q;
-    move(one.q, at.q), move(one.k, at.k), move(one.v, at.k), move(one.o, at.q);
-    one.lse = forth(one.lse, stats, sizeof(float));
-    if constexpr (std::is_same_v<Pass, BackwardPass>) {
-      one.delta = forth(one.delta, stats, sizeof(float));
-      move(one.d_o, at.q), move(one.dq, at.q), move(one.dk, at.k), move(one.dv, at.k);
-      move(one.dq_before, at.q), move(one.dk_before, at.k), move(one.dv_before, at.k);
-      if (pass.d_terms) d_terms = *pass.d_terms, move_pairs(d_terms.bias, terms.bias.query_row), one.d_terms = &d_terms;
-    } else {
-      move(one.before, at.q);
-    }
-    run(one);
-  }
 }
 
 /// The pass over keys that share the bits which drop their weights, where it drops any.
@@ -246,8 +213,6 @@ template <class Pass> Pass in_eights(Cuda where, Pass pass) {
 void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
   ForwardPass f = d.route == Route::hopper ? in_eights(where, pass) : pass;
   if (d.route == Route::plain) return plain_forward(where, f, {});
-  if (d.route != Route::mma && f.places && !f.places->are_rows())
-    return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
   if (d.route == Route::hopper) f.tiling = &hopper::walked(f, false);
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
   const bool mixed = has_mixed(f, visits);
@@ -263,8 +228,6 @@ void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
 void attention_backward(Cuda where, const BackwardPass& pass, const Decision& d) {
   const BackwardPass b = d.route == Route::hopper ? in_eights(where, pass) : pass;
   if (d.route == Route::plain) return plain_backward(where, b, {});
-  if (d.route != Route::mma && b.places && !b.places->are_rows())
-    return each_place(b, [&](const BackwardPass& one) { attention_backward(where, one, d); });
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
   const bool mixed = narrow || has_mixed(b, visits);

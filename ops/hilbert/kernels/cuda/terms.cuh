@@ -22,10 +22,10 @@ struct TermSide {
   __device__ __forceinline__ Site site(bool on_grid) const { return on_grid ? cell : Site{0, 0, name}; }
 };
 /// Entry i of the queries or keys of a tiling.
-template <bool kKeys> __device__ __forceinline__ TermSide side_of(const Problem& p, const Tiling::Place& at, int i) {
+template <bool kKeys> __device__ __forceinline__ TermSide side_of(const Problem& p, int i) {
   const std::int32_t name = (kKeys ? p.t.k_name : p.t.q_name)[i];
-  TermSide x{{}, name, !kKeys && p.bias_has_rows_of_q ? at.q + p.t.q_token[i] : at.k + name};
-  if (p.terms.slopes_on_grid || p.terms.table_on_grid) x.cell = site_of(p.t.grid, true, name);
+  TermSide x{{}, name, !kKeys && p.bias_has_rows_of_q ? p.t.q_token[i] : name};
+  if (p.terms.slopes_on_grid || p.terms.table_on_grid) x.cell = site_of(p.t.grids, true, name);
   return x;
 }
 
@@ -120,21 +120,18 @@ __device__ __forceinline__ void collect_distances(const TermSums& sums, const Te
   if (sums.to.slopes && threadIdx.x % cuda::kWarp == 0) share.entries[sums.entries] += sum;
 }
 
-/// run(problem) for the listed heads, as many at a time as a kernel parameter holds. Heads and rows
-/// of the batch that add to the same elements of a bias's gradient come one after the other.
-template <class Run> void in_portions(Cuda where, const AttentionPass& pass, Run&& run, const TermSums& sums = {}) {
-  const Index places = pass.place_count();
-  if (pass.sizes.dim == 0 || places == 0) return;
+/// run(pass, its first row of the batch) for heads and rows of the batch, as many heads at a time as
+/// a kernel parameter holds: one by one where they add to the same elements of a bias's gradient.
+template <class Run> void each_alone(const AttentionPass& pass, const TermSums& sums, const Run& run) {
   const PairTensor<void>& bias = sums.to.bias;
-  const Index heads = sums.by_pair() && bias.head == 0 ? 1 : kMaxHeads,
-              row = pass.places && !pass.places->each_row ? 1 : places / pass.sizes.batch,
-              each = sums.by_pair() && bias.batch == 0 ? row : places;
-  for (Index first = 0; first < pass.n_heads; first += heads) {
-    AttentionPass portion = pass;
-    portion.heads += first, portion.n_heads = std::min(heads, pass.n_heads - first);
-    Problem p = problem_of(where, portion);
-    for (p.n_places = each; p.first_place < places; p.first_place += each) run(p);
-  }
+  const Index heads = sums.by_pair() && bias.head == 0 ? 1 : kMaxHeads;
+  AttentionPass part = pass;
+  if (sums.by_pair() && bias.batch == 0) part.sizes.batch = 1;
+  for (Index row = 0; row < pass.sizes.batch; row += part.sizes.batch)
+    for (Index h = 0; h < pass.n_heads; h += heads) {
+      part.heads = pass.heads + h, part.n_heads = std::min(heads, pass.n_heads - h);
+      run(part, row);
+    }
 }
 
 /// The most blocks of a head where they take turns.
@@ -143,15 +140,14 @@ inline Index blocks_of_head(Cuda where, const AttentionPass& pass) {
 }
 constexpr Index kShareBytes = Index{64} << 20;
 
-/// Says where gradients of terms go, and makes shares for the blocks of a head, at most so many.
-inline Tensor prepare(Cuda where, const BackwardPass& b, Index warps, TermSums& sums, Index& blocks) {
+/// Says where gradients of terms go, and makes the shares of a head's blocks, at most so many.
+inline Tensor shares_of_terms(Cuda where, const BackwardPass& b, Index of_block, TermSums& sums, Index& blocks) {
   if (b.d_terms) sums.to = *b.d_terms, sums.to.bias.query_row = nullptr;
   if (!sums.to.slopes && !sums.to.table) return {};
   sums.entries = sums.to.table ? b.terms->entries : 0;
-  const Index heads = b.sizes.heads, of_block = heads * warps * (sums.entries + 1) * 4;
-  blocks = std::min({blocks, blocks_of_head(where, b), kShareBytes / of_block + 1});
-  sums.shares = blocks * warps;
-  Tensor memory = zeros({heads, sums.shares, sums.entries + 1}, DType::f32, {Device::Kind::cuda, where.device});
+  blocks = std::min(blocks, kShareBytes / (b.sizes.heads * of_block * (sums.entries + 1) * 4) + 1);
+  sums.shares = blocks * of_block;
+  Tensor memory = zeros({b.sizes.heads, sums.shares, sums.entries + 1}, DType::f32, {Device::Kind::cuda, where.device});
   sums.share = memory.mutable_data<float>();
   return memory;
 }

@@ -71,7 +71,6 @@ struct Work {
   const std::uint32_t *mask, *made;  // of the plan, and of this call
   std::uint32_t drops;               // a rate, see drop_rate(); 0: none
   bool eights;                       // see Visits; else every weight has its own call of the generator
-  std::uint32_t first_token;         // added to names
   std::uint32_t first_stream;        // of the first head of the first batch
   float survivor;                    // what survives is multiplied with it
   RandomKey key;
@@ -203,8 +202,7 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
   w.section = divisor(calls * groups), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
   w.slots = divisor(slots), w.group = divisor(group), w.n_heads = static_cast<int>(slots);
-  w.first_token = static_cast<std::uint32_t>(s.first_token);
-  w.eights = visits.eights && s.first_token % 8 == 0;
+  w.eights = visits.eights;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
@@ -652,7 +650,7 @@ __device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t 
                                                    const Place& at) {
   const RandomKey key = now(w.key);
   const auto name = [&](std::span<const std::int32_t> list, int i) {
-    return w.first_token + static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
+    return static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
   };
   const int r = at.lane / 4, first = own + 16 * at.warp;
   if (!w.eights) {

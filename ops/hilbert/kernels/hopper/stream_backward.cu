@@ -518,7 +518,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
 template <class E, int D> void hopper::stream_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   TermSums sums;
   Index most = properties(where.device).multiprocessors;
-  const Tensor shares = shares_of_terms(where, b, sums, most);
+  const Tensor shares = shares_of_terms(where, b, kMultiplying / kWarp * kWarpShares, sums, most);
   const auto run = [&]<class M>(AttentionPass part, int first_batch, const Output& to_a, void* to_b,
                                 const Input& before_a, const void* before_b) {
     if (!to_a.data) return;
@@ -561,8 +561,9 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
   };
   with_extra<D>(b, [&]<Extra kExtra>() {
     run.template operator()<Layout<D, true, kExtra>>(b, 0, b.dk, b.dv.data, b.dk_before, b.dv_before.data);
-    each_alone(b, sums, [&](const AttentionPass& part, int first_batch) {
-      run.template operator()<Layout<D, false, kExtra>>(part, first_batch, b.dq, nullptr, b.dq_before, nullptr);
+    each_alone(b, sums, [&](const AttentionPass& part, Index first_row) {
+      run.template operator()<Layout<D, false, kExtra>>(part, static_cast<int>(first_row), b.dq, nullptr, b.dq_before,
+                                                        nullptr);
     });
   });
   add_shares(where, sums, b.sizes.heads);

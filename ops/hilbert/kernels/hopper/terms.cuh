@@ -242,31 +242,6 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
 
 /// Shares of a warp: rows that add at the same time have one each.
 constexpr int kWarpShares = 2;
-/// Where gradients of terms go; and shares for at most so many blocks.
-inline Tensor shares_of_terms(Cuda where, const BackwardPass& b, TermSums& sums, Index& blocks) {
-  if (b.d_terms) sums.to = *b.d_terms, sums.to.bias.query_row = nullptr;
-  if (!sums.to.slopes && !sums.to.table) return {};
-  constexpr Index kOfBlock = kMultiplying / kWarp * kWarpShares;
-  sums.entries = sums.to.table ? b.terms->entries : 0;
-  blocks = std::min(blocks, kShareBytes / (b.sizes.heads * kOfBlock * (sums.entries + 1) * 4) + 1);
-  sums.shares = blocks * kOfBlock;
-  Tensor memory = zeros({b.sizes.heads, sums.shares, sums.entries + 1}, DType::f32, {Device::Kind::cuda, where.device});
-  sums.share = memory.mutable_data<float>();
-  return memory;
-}
-/// run(pass, first row of the batch) for heads and rows of the batch: one by one where they add to
-/// the same elements of a bias's gradient.
-template <class Run> void each_alone(const AttentionPass& pass, const TermSums& sums, const Run& run) {
-  const PairTensor<void>& bias = sums.to.bias;
-  const bool heads = sums.by_pair() && bias.head == 0, rows = sums.by_pair() && bias.batch == 0;
-  AttentionPass part = pass;
-  if (heads) part.n_heads = std::min<Index>(pass.n_heads, 1);
-  if (rows) part.sizes.batch = std::min<Index>(pass.sizes.batch, 1);
-  for (Index b = 0; b < pass.sizes.batch; b += std::max<Index>(part.sizes.batch, 1))
-    for (Index h = 0; h < pass.n_heads; h += std::max<Index>(part.n_heads, 1))
-      part.heads = pass.heads + h, run(part, static_cast<int>(b));
-}
-
 /// What a warp that owns queries adds up for the gradients of terms.
 template <int D> struct TermCollector {
   float distance = 0, row[2] = {0, 0};
