@@ -41,13 +41,14 @@ struct Place {
 /// names a cache takes x for the tokens that follow those in it, rows of a sequence of `context`
 /// tokens, and gives what a call on all of them gives. No tape may listen.
 ///
-/// A run is `run` neighbouring tokens, from a multiple of `run` on. Where the tokens of a call lie in
-/// one run, its plan serves them, unless it lists more than twice their own keys: all rows of the
-/// run are computed, and only theirs are used. A GPU multiplies 64 rows at once anyway, and a plan
-/// is copied there once a run.
+/// A run is `run` neighbouring tokens, from a multiple of `run` on. Where the tokens of a call lie
+/// in one run, its plan serves them, unless it lists more than twice their own keys: all rows of
+/// the run are computed, and only theirs are used. A GPU multiplies 64 rows at once anyway, and a
+/// plan is copied there once a run.
 class KeyValueCache {
  public:
-  /// Room for so many tokens; empty. run 0: 64 on a GPU; 1 on a CPU, where no other row is computed.
+  /// Room for so many tokens; empty. run 0: 64 on a GPU; 1 on a CPU, where no other row is
+  /// computed.
   explicit KeyValueCache(Index context, Index run = 0) : context_(context), run_(run) {}
   Index length() const { return length_; }    // tokens that are there
   Index context() const { return context_; }  // the most tokens

@@ -22,7 +22,8 @@ Tensor readable(const Tensor& x) {
 /// The leading axes.
 Shape lead(const Tensor& x) { return Shape(std::span(x.shape().begin(), x.shape().end() - 2)); }
 
-/// Where the factors of each product begin, of batches that `shape` broadcasts to. Neither is empty.
+/// Where the factors of each product begin, of batches that `shape` broadcasts to. Neither is
+/// empty.
 std::array<std::vector<Index>, 2> offsets(const Shape& shape, const Tensor& x, const Tensor& y) {
   const auto strides = [&](const Tensor& t) {
     return broadcast_to("matmul", as_strided(t, lead(t), t.strides(), t.offset()), shape).strides();

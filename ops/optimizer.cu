@@ -9,7 +9,8 @@ namespace {
 
 using namespace cuda;
 
-/// The tensors of one launch, as many as 4 KiB of parameters hold: blockIdx.y says whose a block is.
+/// The tensors of one launch, as many as 4 KiB of parameters hold: blockIdx.y says whose a block
+/// is.
 template <class P, int kMost> struct Parts {
   P part[kMost];
 

@@ -73,8 +73,8 @@ __global__ void join_pieces_kernel(const double* partial, T* y, Index results, I
   y[i] = static_cast<T>(static_cast<float>(all * factor));
 }
 
-// A value's bits in rising order, NaN lowest, and behind them how far its place is from the end: the
-// largest key is the first of the largest values.
+// A value's bits in rising order, NaN lowest, and behind them how far its place is from the end:
+// the largest key is the first of the largest values.
 __device__ unsigned long long key_of(float value, Index place) {
   const std::uint32_t bits = __float_as_uint(value + 0.0f);  // 0 and -0 are equal
   const std::uint32_t rising = value != value ? 0 : bits >> 31 ? ~bits : bits | 1u << 31;

@@ -1,6 +1,6 @@
-// What works along rows on a GPU, in f32: the ops of rows.h, norms' sums over rows, and rotations. A
-// warp or a block owns a row, reduces it in a fixed order, and reads it again for each pass, from the
-// cache after the first.
+// What works along rows on a GPU, in f32: the ops of rows.h, norms' sums over rows, and rotations.
+// A warp or a block owns a row, reduces it in a fixed order, and reads it again for each pass, from
+// the cache after the first.
 #include <limits>
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
@@ -29,7 +29,7 @@ __global__ void mean_loss_kernel(const double* loss, const std::int64_t* target,
   *share = static_cast<float>(count > 0 ? 1 / count : 0);
 }
 
-// ---- the gradients of a norm's w and b: sums over rows, of which a block has a piece and some columns
+// ---- the gradients of a norm's w and b: sums over rows, of which a block has a piece and some col
 constexpr int kWarps = 8;  // of a block
 
 // partial: [2, pieces, cols] for dw and db. A thread has C neighbouring columns.

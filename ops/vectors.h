@@ -6,8 +6,8 @@
 #include <immintrin.h>
 #endif
 
-// Vectors and their multiply-add, as all products of matrices are made of. For files named *_cpu.cpp
-// and *_cpu.h alone.
+// Vectors and their multiply-add, as all products of matrices are made of. For files named
+// *_cpu.cpp and *_cpu.h alone.
 
 namespace hilt::kernels {
 namespace {

@@ -51,7 +51,7 @@ template <class Give, class Into> void exchange_all(const Comm& comm, Step step,
   comm.exchange(std::move(out), std::move(in), step).wait();
 }
 
-/// Who holds up a wait for `peer`: the end of the chain of ranks that wait for each other.
+/// The rank that holds up a wait for `peer`: the end of the chain of those that wait for another.
 std::string suspect(Link& link, int peer) {
   std::set<int> seen{link.rank()};
   while (seen.insert(peer).second) {

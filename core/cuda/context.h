@@ -23,8 +23,8 @@ int device_count();  // GPUs the driver shows; 0 where there is no usable driver
 /// Throws Code::gpu unless it exists, this build has code for it, and a small kernel has run on it.
 void require(int index);
 
-/// Its memory. All work of a GPU runs on one stream, so what a tensor leaves behind can be handed on at once: whoever
-/// gets it writes after the last reader has run.
+/// Its memory. All work of a GPU runs on one stream, so what a tensor leaves behind can be handed
+/// on at once: whoever gets it writes after the last reader has run.
 Pool& pool(int index);
 
 std::vector<std::string> descriptions();
@@ -49,8 +49,9 @@ struct alignas(16) Verdict {
 Verdict* verdict(int device);
 void check_verdict(int device);
 
-/// enter() makes a host's stream wait for ours, on which the tables beside plans are made; leave() makes ours wait for
-/// the host's. A stream that the host records waits for nothing. leave() is given what enter() returned.
+/// enter() makes a host's stream wait for ours, on which the tables beside plans are made; leave()
+/// makes ours wait for the host's. A stream that the host records waits for nothing. leave() is
+/// given what enter() returned.
 struct Visit {
   void* stream;
   int before;  // the GPU that the thread had

@@ -53,8 +53,8 @@ struct SafetensorsItem {
 };
 /// The file up to the tensors', which follow by name: a pure function of names, types and metadata.
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
-/// Writes a file, whole or not at all, for its owner alone: equal input, equal bytes. Where it cannot
-/// it throws Code::data, and what was there stays.
+/// Writes a file, whole or not at all, for its owner alone: equal input, equal bytes. Where it
+/// cannot it throws Code::data, and what was there stays.
 void write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
                        const SafetensorsMetadata& metadata = {});
 

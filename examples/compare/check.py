@@ -1,5 +1,6 @@
 # exercise N DIR: writes exercise_N.py there, the text of exercise.py, which is the last argument, with a line left out.
-# answer N: prints that line. check FILE: judges such a file, and names each check that fails, with its first wrong number.
+# answer N: prints that line. check FILE: judges such a file, and names each check that fails, with its first wrong
+# number.
 import copy
 import math
 import os

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""steps.json as a C++ string, with the source that it quotes: a list [file of ops/hilbert/, text, and, where the text is not
-in the line that is meant, text of the first line after it that is] becomes {file, line, code}."""
+"""steps.json as a C++ string, with the source that it quotes: a list [file of ops/hilbert/, text, and, where the
+text is not in the line that is meant, text of the first line after it that is] becomes {file, line, code}."""
 import json
 import pathlib
 import sys
 
 
 def quoted_line(lines, marker, then=None):
-    """Number, from 1, and code of the one line that has the marker; with `then` of the first from there on that has that."""
+    """Number, from 1, and code of the one line that has the marker; with `then`, of the first from there that has it."""
     marked = [i for i, line in enumerate(lines) if marker in line]
     assert len(marked) == 1, f"stands in {len(marked)} lines: {marker}"
     found = next((i for i in range(marked[0], len(lines)) if (then or marker) in lines[i]), None)

@@ -38,7 +38,8 @@ class Options {
   void list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
             const std::string& help);
 
-  /// `--option`, or one of its values as `--option value`, is no more: whoever gives it reads `instead`.
+  /// `--option`, or one of its values as `--option value`, is no more: whoever gives it reads
+  /// `instead`.
   void gone(const std::string& what, const std::string& instead);
 
   /// Calls f once all values are known, before they are used or printed: for defaults that follow

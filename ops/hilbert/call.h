@@ -122,7 +122,8 @@ struct BackwardRun {
 /// `whole`: these are all of the call, not one of several stages whose gradients are added up.
 BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole);
 BackwardRun decide_backward(const Call& call, const BackwardInputs& x);  // of all that the plan has
-/// Writes or adds the gradients to d = {dq, dk, dv}, which are as the run wants them; adds those of terms.
+/// Writes or adds the gradients to d = {dq, dk, dv}, which are as the run wants them; adds those of
+/// terms.
 void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
                   TermTensors& d_terms);
 

@@ -42,7 +42,8 @@ def judge_itself():
     with tempfile.TemporaryDirectory() as scratch:
         root = pathlib.Path(scratch)
         for name, length in ((f"{KERNELS}/hopper/x.cu", BUDGET[f"{KERNELS}/hopper"] + 1), (f"{KERNELS}/y.h", 2000),
-                             ("nn/deep/z.cpp", 1901), ("examples/page.js", ALL_OTHER + 1), ("examples/README.md", 9999)):
+                             ("nn/deep/z.cpp", 1901), ("examples/page.js", ALL_OTHER + 1),
+                             ("examples/README.md", 9999)):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text("\n" * length)
         found = too_full(root)

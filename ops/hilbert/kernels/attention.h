@@ -99,8 +99,8 @@ struct DeltaPass {
 
 /// With the final (merged) lse and delta, or none where d_o . o is all of it. dq [B, Lq, H, D],
 /// dk and dv [B, L, Hk, D] are added to. A direct route writes them instead: the rows of all listed
-/// queries, and of the keys that some query attends to. On a GPU dq, or dk and dv, may be null, where
-/// nobody asks for them.
+/// queries, and of the keys that some query attends to. On a GPU dq, or dk and dv, may be null,
+/// where nobody asks for them.
 struct BackwardPass : AttentionPass {
   Input o, d_o;
   const void *lse, *delta;  // Stat

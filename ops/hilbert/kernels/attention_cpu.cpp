@@ -14,7 +14,8 @@
 // a tile, they are taken one by one instead, and a row of S, P or dS has those of its query alone.
 //
 // A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so rows
-// some of which are not finite are not multiplied whole: the pairs that do attend are added one by one.
+// some of which are not finite are not multiplied whole: the pairs that do attend are added one by
+// one.
 #include "ops/hilbert/kernels/backward_cpu.h"
 
 namespace hilt::kernels {

@@ -80,7 +80,8 @@ void add_rows(const Listed<void>& to, Tile<W> x, Index begin, Index end, W facto
   }
 }
 
-/// Who adds when to what tasks share: how many turns have been finished, and which is this task's.
+/// The order in which tasks add to what they share: how many turns are finished, and which one is
+/// this task's.
 struct BackwardOrder {
   std::int32_t* shares;   // [parts of the keys], of dk and dv of one key head at one place
   Index before, sharing;  // heads that add to those: before this one, and all

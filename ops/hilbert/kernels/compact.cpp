@@ -254,7 +254,8 @@ class Compactor {
       out_->keys.push_back({narrow(out_->k_tile.size() - 1), partial});
     }
   }
-  /// The pairs of a piece with `each` of its keys, and with the next, as Compact::pair_list has them.
+  /// The pairs of a piece with `each` of its keys, and with the next, as Compact::pair_list has
+  /// them.
   static std::vector<Bytes> pairs_of(const Piece& p, Index each) {
     const Index queries = count(p.q), keys = std::ssize(p.keys), tiles = (keys + each - 1) / each;
     std::vector<Bytes> of_query(at(tiles * queries)), of_key(at(keys)), out(at(tiles));

@@ -2,8 +2,8 @@
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/vectors.h"
 
-// Tiles of vectors and their products, whole or of listed pairs. For attention_cpu.cpp alone, as all
-// files named _cpu.h here.
+// Tiles of vectors and their products, whole or of listed pairs. For attention_cpu.cpp alone, as
+// all files named _cpu.h here.
 
 namespace hilt::kernels {
 namespace {
@@ -133,7 +133,7 @@ template <class E> void pack_columns(const Sum<E>* a, const Sum<E>* b, Index n, 
                kEachHalf);
 }
 
-// ---- listed pairs of a tile, one by one -----------------------------------------------------------
+// ---- listed pairs of a tile, one by one ---------------------------------------------------------
 
 /// Adds the halves of each block of `Width` sums in two vectors: those of a, then those of b.
 template <int Width, class W, int... Lane>
@@ -212,8 +212,8 @@ template <class W>
   for (Index r = 0; r < rows; list += 1 + *list, ++r) dots(a.row(r), b, list + 1, Index{*list}, wide, s.row(r));
   return list;
 }
-/// out[r] (+)= sum over r's list of s[r][i] x[key i]; of keys: out[j] (+)= sum over the queries r of
-/// key j, whose i-th it is, of s[r][i] x[r]. Where the lists end.
+/// out[r] (+)= sum over r's list of s[r][i] x[key i]; of keys: out[j] (+)= sum over the queries r
+/// of key j, whose i-th it is, of s[r][i] x[r]. Where the lists end.
 template <bool kOfKeys = false, class W>
 [[gnu::noinline]] const std::uint8_t* pair_sums(Tile<W> s, Tile<W> x, const std::uint8_t* list, Index rows, Index wide,
                                                 Tile<W> out, bool add) {

@@ -94,7 +94,7 @@ template <class Space> class Tasks {
   Index next_ = 0;
 };
 
-// ---- rows -----------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 /// f.operator()<T>() for the type T of rows that become an E.
 template <class E, class F> [[gnu::always_inline]] inline void with_stored(DType type, F&& f) {
@@ -212,7 +212,8 @@ template <class E> struct FactorRows {
     if (!is_wide) is_wide = true, gather(x, n, factor, wide);
     return wide;
   }
-  /// twos[i][d] = {at[2i][d], at[2i + 1][d]}, the last with 0; those of sums' own type are as they come.
+  /// twos[i][d] = {at[2i][d], at[2i + 1][d]}, the last with 0; those of sums' own type are as they
+  /// come.
   void pack(Index n, Index dim) const {
     if constexpr (kPacked<E>)
       for (Index i = 0; i < n; i += 2)

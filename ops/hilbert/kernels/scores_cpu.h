@@ -7,7 +7,7 @@
 namespace hilt::kernels {
 namespace {
 
-// ---- score terms ---------------------------------------------------------------------------------
+// ---- score terms --------------------------------------------------------------------------------
 
 /// A table's sums stand in so many columns: additions to one entry in a row would wait.
 constexpr Index kSpread = 8;
@@ -189,7 +189,7 @@ inline bool is_shared(const PairTensor<void>& d, const AttentionSizes& s) {
   return d.data && d.key != 0 && d.query != 0 && ((d.batch == 0 && s.batch > 1) || (d.head == 0 && s.heads > 1));
 }
 
-// ---- masks, dropout, softmax ---------------------------------------------------------------------
+// ---- masks, dropout, softmax --------------------------------------------------------------------
 
 /// keep[j] = -1 for the keys j that query i attends to, else 0: attends(), a row at a time.
 template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep) {
@@ -258,8 +258,8 @@ template <class E> struct KeyTile {
     prefetch(head.of_keys(x, tile), r.end - r.begin);
   }
   std::int32_t token(Index q) const { return head.t.q_names().data()[q]; }
-  /// What dropout multiplies the weights of query q with, of its list or of all keys: 0, or what makes
-  /// up for the weights that are dropped. Null without dropout.
+  /// What dropout multiplies the weights of query q with, of its list or of all keys: 0, or what
+  /// makes up for the weights that are dropped. Null without dropout.
   const W* multipliers_of(Index q, const std::uint8_t* list) {
     const AttentionSizes& s = head.pass.sizes;
     if (s.dropout == 0) return nullptr;

@@ -35,8 +35,8 @@ struct GroupBatch : GroupShape {
 std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
                                                              Device device);
 
-/// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version; B is 1 where groups count through
-/// all rows.
+/// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version; B is 1 where groups count
+/// through all rows.
 Tensor gather_queries(const Tensor& x, const GroupBatch& g);
 Tensor gather_keys(const Tensor& x, const GroupBatch& g);
 /// Back: added into zeros of [B, L, H, D].

@@ -81,7 +81,8 @@ struct Block {
   }
 };
 
-/// Calls visit(part) in curve order until it returns true. A part may be empty: half of a side of 1 is 0.
+/// Calls visit(part) in curve order until it returns true. A part may be empty: half of a side of 1
+/// is 0.
 template <class Visit> bool split(const Block& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
@@ -165,7 +166,8 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   return {box.at[0], box.at[1], box.at[2]};
 }
 
-/// The same on a square of 2^k cells a side, where each level is two bits: layouts of blocks ask often.
+/// The same on a square of 2^k cells a side, where each level is two bits: layouts of blocks ask
+/// often.
 static Index position_in_square(Index side, Index x, Index y) {
   Index position = 0;
   for (Index s = side / 2; s > 0; s /= 2) {

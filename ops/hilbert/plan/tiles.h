@@ -154,8 +154,8 @@ Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs);
 /// Fills in q_known and k_known of a part's tilings, once they are all there.
 void mark_known_rows(const Plan& plan, PlanPart& part);
 
-/// The parts of a plan; where they are documents, those of a row of the batch as one part, which has
-/// places of rows alone: for GPUs and ranks. Made when first asked for, and kept with the plan.
+/// The parts of a plan; where they are documents, those of a row of the batch as one part, which
+/// has places of rows alone: for GPUs and ranks. Made when first asked for, and kept with the plan.
 std::span<const PlanPart> row_parts(const Plan& plan);
 
 /// A branch and what is joined to it, for the heads whose offsets and lists are those of `head`.

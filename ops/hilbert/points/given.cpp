@@ -1,6 +1,6 @@
-// Rows along an order and back, each the other's backward: orders of plans, and those that come with
-// the call. Where a set is defined along positions alone, rows are gathered along such an order, the
-// plan serves them in row order, and results return to their tokens.
+// Rows along an order and back, each the other's backward: orders of plans, and those that come
+// with the call. Where a set is defined along positions alone, rows are gathered along such an
+// order, the plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
 #include "ops/hilbert/points/given.h"

@@ -72,7 +72,7 @@ template <class T, class Stride> struct HeadRows {
   Stride stride;
   __device__ __forceinline__ T* row(std::int64_t token) const { return data + token * stride; }
 };
-/// Of a row of the batch. None stays none.
+/// The rows of a head in one row of the batch. None stays none.
 template <class Stride, class T>
 __device__ __forceinline__ HeadRows<T, Stride> rows_of(const Rows<T>& x, Index b, Index h) {
   return {x.data ? x.at(b, 0, h) : nullptr, static_cast<Stride>(x.token)};

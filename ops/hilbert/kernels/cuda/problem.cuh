@@ -24,7 +24,7 @@ struct Problem {
   bool bias_has_rows_of_q;  // else of tokens
 };
 
-/// Of rows of the batch from this one on.
+/// The problem of the rows of the batch from this one on.
 inline Problem problem_of(Cuda where, const AttentionPass& pass, Index first_row) {
   Problem p{};
   p.sizes = pass.sizes, p.t = on_device(*pass.tiling, where);
@@ -47,8 +47,8 @@ __device__ inline bool reads_any(const Problem& p, Index kv_head) {
 }
 /// M of weights that survive dropout.
 inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(keep_scale(s.dropout)); }
-/// Whether the weight of query i and key j of the lists survives dropout, for a head of row b of the
-/// batch.
+/// Whether the weight of query i and key j of the lists survives dropout, for a head of row b of
+/// the batch.
 __device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j) {
   const AttentionSizes& s = p.sizes;
   const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);

@@ -120,8 +120,9 @@ __device__ __forceinline__ void collect_distances(const TermSums& sums, const Te
   if (sums.to.slopes && threadIdx.x % cuda::kWarp == 0) share.entries[sums.entries] += sum;
 }
 
-/// run(pass, its first row of the batch) for heads and rows of the batch, as many heads at a time as
-/// a kernel parameter holds: one by one where they add to the same elements of a bias's gradient.
+/// run(pass, its first row of the batch) for heads and rows of the batch, as many heads at a time
+/// as a kernel parameter holds: one by one where they add to the same elements of a bias's
+/// gradient.
 template <class Run> void each_alone(const AttentionPass& pass, const TermSums& sums, const Run& run) {
   const PairTensor<void>& bias = sums.to.bias;
   const Index heads = sums.by_pair() && bias.head == 0 ? 1 : kMaxHeads;

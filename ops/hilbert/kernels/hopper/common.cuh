@@ -207,8 +207,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
 }
-/// run(work) for each portion of owners, once the masks that a plan had no room for are made. All but
-/// the largest plans have one portion.
+/// run(work) for each portion of owners, once the masks that a plan had no room for are made. All
+/// but the largest plans have one portion.
 template <bool kKeys, class Run>
 void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const Run& run, Index group = 1) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
@@ -746,8 +746,8 @@ __device__ __forceinline__ void store_wide_row(float* row, const float (&x)[N], 
     if (c < chunks) reinterpret_cast<float2*>(row)[4 * c + quad] = make_float2(x[4 * c + 2 * h], x[4 * c + 2 * h + 1]);
 }
 
-/// dK and dV of an owner's half, of whose rows a lane has `first` and the eighth behind; with kParts,
-/// maybe of a part.
+/// dK and dV of an owner's half, of whose rows a lane has `first` and the eighth behind; with
+/// kParts, maybe of a part.
 template <class E, bool kParts, int N>
 __device__ __forceinline__ void store_keys(const OnePass& p, const Item& x, int half, int first, int quad,
                                            float (&dk)[N], float (&dv)[N]) {

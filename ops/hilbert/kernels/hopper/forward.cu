@@ -304,8 +304,8 @@ template <class E, class M> struct Attend {
     k.behind().wait_full();
     k.behind().release();
   }
-  /// S of the stage taken and its weights; beside S, with kBehind, P V of the stage at v. Stages that
-  /// are full have no code for masks between their products.
+  /// S of the stage taken and its weights; beside S, with kBehind, P V of the stage at v. Stages
+  /// that are full have no code for masks between their products.
   template <bool kBehind, bool kMasked>
   __device__ __forceinline__ void weigh(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
                                         float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {

@@ -346,7 +346,8 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
 
 /// Rows of the other side that an owner meets: its first half alone, both, its second half alone.
 using RowsMet = std::array<std::vector<std::int32_t>, 3>;
-/// Those of every owner; `n`: cells that are not empty. None where all lists together have too many.
+/// Those of every owner; `n`: cells that are not empty. None where all lists together have too
+/// many.
 std::vector<RowsMet> rows_met(OwnerWalk& cells, bool keys_own, Index& n) {
   constexpr Index kMost = 1 << 22;
   std::vector<RowsMet> out((keys_own ? cells.keys : cells.queries).owner.size());

@@ -64,7 +64,8 @@ bool agree(const Grid& grid, Steps steps, const Tokens& tokens, std::size_t i) {
 }
 
 /// The classic curve on a square of 2^k cells a side, d2xy: two bits of the position a level, from
-/// the finest up; each level reflects and transposes the s x s quadrant found so far, then moves it.
+/// the finest up; each level reflects and transposes the s x s quadrant found so far, then moves
+/// it.
 Cell classic_cell(Index side, Index position) {
   Index x = 0, y = 0;
   for (Index s = 1; s < side; s *= 2, position >>= 2) {
