@@ -1,5 +1,6 @@
 // Writing, listing, locking and reading checkpoints. All tensors and metadata carry a checksum.
 #include "nn/checkpoint.h"
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -67,9 +68,9 @@ std::optional<Index> step_of(std::string_view name) {
 
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
-  std::error_code failed;  // as if it were empty
-  for (std::filesystem::directory_iterator at(directory, failed), end; at != end && !failed; at.increment(failed))
-    names.push_back(at->path().filename().string());
+  // std::filesystem's iterators end the process where memory runs out.
+  const std::unique_ptr<DIR, int (*)(DIR*)> d(::opendir(directory.c_str()), ::closedir);
+  while (const dirent* entry = d ? ::readdir(d.get()) : nullptr) names.emplace_back(entry->d_name);
   return names;
 }
 
