@@ -133,7 +133,7 @@ TEST_F(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
     run(p, [&](Comm& comm) {
       // The last one comes when all others wait, or would not and fail.
       for (int r = 0; comm.rank() == p - 1 && r < p - 1; ++r)
-        until([&] { return passed > 0 || comm.link()->ask(r) >= 0; });
+        until([&] { return passed > 0 || waits(comm, r); });
       ++came;
       comm.barrier();
       EXPECT_EQ(came, p);
