@@ -55,6 +55,7 @@ inline bool write_all(int descriptor, const void* from, std::size_t bytes) {
 /// Makes a file whole or not at all: what write(descriptor) writes to a new file beside it takes
 /// its name once it is on the disk. False where that, or `write`, has failed; then errno says why.
 template <class Write> bool write_whole(const std::string& path, mode_t mode, const Write& write) {
+  const std::string directory = path.substr(0, path.rfind('/') + 1);  // first: once renamed, nothing throws
   const std::string unfinished = path + ".tmp." + std::to_string(std::random_device{}());
   Descriptor file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!file) return false;
@@ -74,7 +75,6 @@ template <class Write> bool write_whole(const std::string& path, mode_t mode, co
   }
   // The new name lasts once its directory is on the disk. Where a file system cannot do that, only
   // that is lost.
-  const std::string directory = path.substr(0, path.rfind('/') + 1);
   if (const Descriptor d(::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); d)
     (void)::fsync(d.get());
   return true;
