@@ -61,17 +61,18 @@ template <class T, class At> void dropout(At, const T* x, T* y, Index first, Ind
 }
 
 template <class T, class At>
-void adamw(At, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict m,
+void adamw(At, const AdamWStep& told, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict m,
            wide_t<T>* __restrict v, wide_t<T>* __restrict exact, Index n) {
   using W = wide_t<T>;
-  const AdamWElement<W> of(s);
+  const AdamWStep s = told;  // which no store below can reach
   const W shrink = static_cast<W>(s.shrink), scale = static_cast<W>(s.scale);
-  for (Index i = 0; i < n; ++i) {
-    const W weight = exact ? exact[i] : static_cast<W>(w[i]);
-    const W next = of.next(weight, static_cast<W>(dw[i]) * scale, shrink, m[i], v[i]);
-    if (exact) exact[i] = next;
-    w[i] = static_cast<T>(next);
-  }
+  const auto next = [=](W weight, Index i) {
+    return adamw_next(s, weight, static_cast<W>(dw[i]) * scale, shrink, m[i], v[i]);
+  };
+  if (exact)
+    for (Index i = 0; i < n; ++i) w[i] = static_cast<T>(exact[i] = next(exact[i], i));
+  else
+    for (Index i = 0; i < n; ++i) w[i] = static_cast<T>(next(static_cast<W>(w[i]), i));
 }
 
 template <class T, class At> double sum_of_squares(At, const T* x, Index n) {

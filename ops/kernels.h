@@ -121,22 +121,14 @@ struct AdamWStep {
   double lr, beta1, beta2, epsilon, shrink, correction1, correction2, scale;
 };
 /// The step of one element: its moments change, and it gives the next weight.
-template <class W> struct AdamWElement {
-  W beta1, beta2, rest1, rest2, rate, correction2, epsilon;
-  [[gnu::always_inline]] constexpr explicit AdamWElement(const AdamWStep& s)
-      : beta1(static_cast<W>(s.beta1)),
-        beta2(static_cast<W>(s.beta2)),
-        rest1(static_cast<W>(1 - s.beta1)),
-        rest2(static_cast<W>(1 - s.beta2)),
-        rate(static_cast<W>(s.lr * s.correction1)),
-        correction2(static_cast<W>(s.correction2)),
-        epsilon(static_cast<W>(s.epsilon)) {}
-  [[gnu::always_inline]] constexpr W next(W weight, W gradient, W shrink, W& mean, W& square) const {
-    mean = beta1 * mean + rest1 * gradient;
-    square = beta2 * square + rest2 * gradient * gradient;
-    return weight - (shrink * weight + rate * mean / (std::sqrt(square * correction2) + epsilon));
-  }
-};
+template <class W>
+[[gnu::always_inline]] constexpr W adamw_next(const AdamWStep& s, W weight, W gradient, W shrink, W& mean, W& square) {
+  const auto in_w = [](double x) { return static_cast<W>(x); };
+  mean = in_w(s.beta1) * mean + in_w(1 - s.beta1) * gradient;
+  square = in_w(s.beta2) * square + in_w(1 - s.beta2) * gradient * gradient;
+  const W root = std::sqrt(square * in_w(s.correction2));
+  return weight - (shrink * weight + in_w(s.lr * s.correction1) * mean / (root + in_w(s.epsilon)));
+}
 
 // n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null.
 template <class T, class At>

@@ -29,7 +29,7 @@ __global__ void mean_loss_kernel(const double* loss, const std::int64_t* target,
   *share = static_cast<float>(count > 0 ? 1 / count : 0);
 }
 
-// ---- the gradients of a norm's w and b: sums over rows, of which a block has a piece and some col
+// ---- a norm's dw and db: sums over rows, of which a block has a piece and some columns ----------
 constexpr int kWarps = 8;  // of a block
 
 // partial: [2, pieces, cols] for dw and db. A thread has C neighbouring columns.

@@ -135,6 +135,6 @@ breaks 'kernels/ sees no tape' ops/hilbert/kernels/cuda/forward.cu '#include "co
 breaks 'kernels/ does not look up' ops/hilbert/kernels/attention_cpu.cpp '#include "ops/hilbert/call.h"'
 breaks 'kernels/ is private' ops/softmax.cpp '#include "ops/hilbert/kernels/attention.h"'
 breaks 'attention knows its kernels' ops/hilbert/call.cpp '#include "ops/hilbert/kernels/cuda/kernels.h"'
-breaks 'ops/gemm has one door' ops/matmul.cpp '#include "ops/gemm/gemm_cpu.cpp"'
+breaks 'ops/gemm has one door' ops/linear.cpp '#include "ops/gemm/gemm_cpu.cpp"'
 breaks 'tasks/ knows the library alone' examples/train/tasks/task.cpp '#include "../settings.h"'
 breaks 'program/ knows no program' examples/program/program.cpp '#include "../train/settings.h"'
