@@ -49,9 +49,11 @@ for option in controls control-seeds; do refused 2 "'--$option': no such option;
 images='images are no task here any more; in C++ TransformerConfig::image learns them'
 refused 2 "--task (images): $images" --task images
 for option in images labels patch; do refused 2 "'--$option': no such option; $images" --$option x; done
-learned="merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers saves it"
+learned="merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers"
+learned+=" saves it"
 refused 2 "--tokenizer (train:300): $learned" --text x --tokenizer train:300
-refused 2 "--vocabulary (bpe): needs --tokenizer, a directory with GPT-2's vocab.json and merges.txt or tokenizer.json" \
+files="GPT-2's vocab.json and merges.txt or tokenizer.json"
+refused 2 "--vocabulary (bpe): needs --tokenizer, a directory with $files" \
   --text x --vocabulary bpe
 printf 'task = images\n' >wrong.ini
 refused 2 "--task (images): images are no task here any more, wrong.ini:1; ${images#*; }" --config wrong.ini

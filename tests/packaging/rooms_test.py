@@ -13,6 +13,9 @@ KERNELS = "ops/hilbert/kernels"
 BUDGET = {"core": 5900, "ops": 4300, "ops/hilbert": 3300, "ops/hilbert/plan": 2700, KERNELS: 2000,
           f"{KERNELS}/cuda": 2150, f"{KERNELS}/hopper": 4200, "nn": 1900, "examples": 7550}
 ALL, ALL_OTHER = 34000, 3300
+# Rooms that are not within their budget yet. They may shrink and not grow; one within its budget leaves the list.
+STILL = {"core": 6243, "ops": 4355, "ops/hilbert": 3712, "ops/hilbert/plan": 3090, KERNELS: 2100,
+         f"{KERNELS}/cuda": 2250, f"{KERNELS}/hopper": 4330, "nn": 1966, "examples": 8830}
 
 
 def lines(root):
@@ -30,9 +33,12 @@ def lines(root):
     return count, other
 
 
-def too_full(root):
+def too_full(root, still=STILL):
     count, other = lines(root)
-    found = [f"{room}: {count[room]} lines, of {most}" for room, most in BUDGET.items() if count[room] > most]
+    found = [f"{room}: {count[room]} lines, of {max(most, still.get(room, 0))}" for room, most in BUDGET.items()
+             if count[room] > max(most, still.get(room, 0))]
+    found += [f"{room}: {count[room]} lines are within its budget: no longer of STILL" for room in still
+              if count[room] <= BUDGET[room]]
     if other > ALL_OTHER:
         found.append(f"{' '.join(OTHER)}: {other} lines, of {ALL_OTHER}")
     return found
@@ -46,7 +52,7 @@ def judge_itself():
                              ("examples/README.md", 9999)):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text("\n" * length)
-        found = too_full(root)
+        found = too_full(root, {})
         if len(found) != 3 or sum(BUDGET.values()) != ALL:
             sys.exit(f"FAILED: the judge finds {found}, budgets add up to {sum(BUDGET.values())}")
 
