@@ -6,8 +6,8 @@
 //      bce = mean t softplus(-x) + (1 - t) softplus(x)       no term overflows or cancels
 //      nll = - sum of log_probs[target] / how many count
 //      dropout = x m / (1 - p), m = 1 with probability 1 - p         dx = dy m / (1 - p)
-// p is rounded to a multiple of 2^-16; the mask decides by 16 bits of Philox with 7 rounds, eight of
-// a counter. It is a function of the key: drawn again in backward, never kept.
+// p is rounded to a multiple of 2^-16; the mask decides by 16 bits of Philox with 7 rounds, eight
+// of a counter. It is a function of the key: drawn again in backward, never kept.
 #include <numeric>
 #include "core/parallel.h"
 #include "ops/helpers.h"
