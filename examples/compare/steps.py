@@ -7,7 +7,7 @@ import sys
 
 
 def quoted_line(lines, marker, then=None):
-    """Number, from 1, and code of the one line that has the marker; with `then`, of the first from there that has it."""
+    """Number, from 1, and code of the one line with the marker; with `then`, of the first from there that has it."""
     marked = [i for i, line in enumerate(lines) if marker in line]
     assert len(marked) == 1, f"stands in {len(marked)} lines: {marker}"
     found = next((i for i in range(marked[0], len(lines)) if (then or marker) in lines[i]), None)
