@@ -16,14 +16,18 @@ done
 # No function that a public header names is hidden by accident: a friend that only its class declares, a template that is
 # instantiated where the namespace is reopened without its visibility.
 declared=$(find -L "$BUILD/include/hilt" -name '*.h' -exec cat {} +)
-find "$BUILD/libhilt.so.0.2.p" -name '*.o' -exec readelf -sW {} + | awk '$6 == "HIDDEN" && $5 ~ /GLOBAL|WEAK/ && $7 != "UND" { print $8 }' | sort -u | c++filt |
+mapfile -t objects < <(find "$BUILD"/libhilt_*.p -name '*.o' ! -path '*_base.a.p/*' ! -path '*_avx*.a.p/*' ! -path '*_neon.a.p/*')
+((${#objects[@]} > 10)) || fail "only ${#objects[@]} objects of the library are there"
+readelf -sW "${objects[@]}" | awk '$6 == "HIDDEN" && $5 ~ /GLOBAL|WEAK/ && $7 != "UND" { print $8 }' | sort -u | c++filt |
   grep -F 'hilt::' | grep -vE '\{lambda|\(anonymous|hilt::(kernels|detail)::|^(guard|typeinfo|vtable)' >"$scratch/hidden" || true
 while read -r symbol; do
   call=${symbol%%(*}
   [[ $call != *'<'* || $call =~ \<(double|float|int|long|unsigned\ char|hilt::bf16|hilt::f16)\>$ || $call == *'operator<<' ]] || continue
   name=${call##*::}
   name=${name%%<[a-z]*}
-  # An overload for types that no public header knows is private.
+  # A member of a class that no public header knows is private, as is an overload for such types.
+  owner=${call%::"$name"*} && owner=${owner##*::}
+  [[ $owner == hilt ]] || grep -qw "$owner" <<<"$declared" || continue
   for type in $(grep -oE 'hilt::[A-Za-z_0-9]+' <<<"${symbol#*"$name"}" | sed 's/hilt:://'); do
     grep -qw "$type" <<<"$declared" || continue 2
   done
