@@ -132,8 +132,7 @@ TEST_F(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
     std::atomic<int> came = 0, passed = 0;
     run(p, [&](Comm& comm) {
       // The last one comes when all others wait, or would not and fail.
-      for (int r = 0; comm.rank() == p - 1 && r < p - 1; ++r)
-        until([&] { return passed > 0 || waits(comm, r); });
+      for (int r = 0; comm.rank() == p - 1 && r < p - 1; ++r) until([&] { return passed > 0 || waits(comm, r); });
       ++came;
       comm.barrier();
       EXPECT_EQ(came, p);
