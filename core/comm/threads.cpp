@@ -39,8 +39,11 @@ struct Office {
     ++events;
     moved.notify_all();
   }
-  void fail(const std::string& reason) {
-    if (!fault) fault = reason;
+  /// Where no memory is left for the reason, the others learn of the failure all the same.
+  void fail(const auto&... reason) noexcept {
+    try {
+      if (!fault) fault = (std::string() + ... + reason);
+    } catch (const std::bad_alloc&) { fault = "out of memory"; }
     happened();
   }
 };
@@ -168,18 +171,18 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work) {
   }
   const auto office = std::make_shared<Office>(ranks);
   const auto live = [&](int rank) {
-    std::string what;
     std::exception_ptr error;
+    const char* what = "an exception of unknown type";
     try {
       Comm comm(std::make_shared<ThreadLink>(office, rank));
       work(comm);
     } catch (const std::exception& e) { error = std::current_exception(), what = e.what(); } catch (...) {
-      error = std::current_exception(), what = "an exception of unknown type";
+      error = std::current_exception();
     }
     const std::lock_guard lock(office->mutex);
     office->desks[static_cast<std::size_t>(rank)].gone = true;
     if (error && !office->first_error) office->first_error = error;
-    if (error) office->fail(who(rank) + ": " + what);
+    if (error) office->fail(who(rank), ": ", what);
     else office->happened();
   };
   {
@@ -187,12 +190,13 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work) {
     try {
       for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
     } catch (const std::exception& e) {  // those that run wait for ranks that will never come
-      const std::string what = "rank " + std::to_string(threads.size()) + " of " + std::to_string(ranks) +
-                               ": no thread can be started for it: " + e.what();
+      const std::string missing = who(static_cast<int>(threads.size())) + " of " + std::to_string(ranks);
+      const char* const without = ": no thread can be started for it: ";
       const std::lock_guard lock(office->mutex);
+      office->fail(missing, without, e.what());
       office->first_error = std::make_exception_ptr(
-          Error(Code::memory, what + "; ask for fewer ranks, or raise the limits on threads and memory"));
-      office->fail(what);
+          Error(Code::memory,
+                missing + without + e.what() + "; ask for fewer ranks, or raise the limits on threads and memory"));
     }
   }
   if (office->first_error) std::rethrow_exception(office->first_error);

@@ -298,6 +298,17 @@ def threads_that_do_not_start(here):
             raise Wrong(f'the number is not said: {err}')
 
 
+def memory_that_ends_in_a_rank(here):
+    """Wherever it ends, in the words for it too: no rank takes the process with it, none waits."""
+    for one_of in [3, 20, 500] * 20:
+        run = here.start('ring', '--ranks', '8', '--length', '64', '--repeat', '1',
+                         env={'LD_PRELOAD': str(BUILD / 'tests/hostile/libno_memory.so'),
+                              'HILT_NO_MEMORY_ONE_OF': str(one_of), 'HILT_DEADLINE': '1000'})
+        err = run.communicate(timeout=GUARD)[1].decode()
+        if run.returncode not in (0, 4) or err.count('\n') != (run.returncode != 0):
+            raise Wrong(f'one of {one_of}: {run.returncode} {err}')
+
+
 def two_into_one_directory(here):
     """The files of one run stand beside each other, whoever comes meanwhile; what a killed one left goes."""
     for name, seed in {'a': 1, 'b': 2}.items():
@@ -458,8 +469,7 @@ def plans_that_are_too_large(here):
 
 
 TESTS = [gpt2s_configuration, gpt2s_weights, tokenizers, names_that_are_no_text, threads_that_do_not_start,
-         two_into_one_directory,
-        what_a_killed_training_leaves, seeds_of_samples,
+         memory_that_ends_in_a_rank, two_into_one_directory, what_a_killed_training_leaves, seeds_of_samples,
          forged_settings, options_that_cannot_matter, messages, plans_that_are_too_large]
 
 

@@ -54,7 +54,7 @@ LEFT = {
     r'^\./run (setup|build)\b|^meson (install|setup build|dist)|^c?make ':
         'installs, or compiles for minutes; run_test.sh, embed_test.sh and dist_test.sh do the like',
     r'\./run bench\b': 'measures for minutes',
-    r'tests/tools/measure\b': 'measures for minutes',
+    r'tests/tools/(measure|compile_seconds)\b': 'measures for minutes',
     r'^\./run docs': 'docs_test.sh does it',
     r'^meson setup --wrap-mode': 'loads sources from the network',
     r'gpu_lane': 'needs a GPU',
