@@ -108,11 +108,9 @@ template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
 /// Where one side is a GPU. Between devices go dense bytes of one type; all else stays on a device.
 [[maybe_unused]] static void copy_with_gpu(Tensor& dst, const Tensor& src) {
   if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
-    if (dst.device() == src.device()) {
-      const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
+    if (dst.device() == src.device())
       return kernels::copy_elements(cuda_of(dst.device()), dst.mutable_raw(), dst.dtype(), src.raw(), src.dtype(),
-                                    cuda::Walk<2>(src.shape(), runs));
-    }
+                                    {src.shape(), {dst.strides(), src.strides()}});
     if (dst.device().is_cuda() && src.device().is_cuda()) return copy(dst, moved(src, {}));
     if (!src.is_contiguous()) return copy(dst, clone(src));
     if (!dst.is_contiguous() || dst.dtype() != src.dtype()) return copy(dst, moved(src, dst.device()));

@@ -13,7 +13,7 @@ namespace hilt::kernels {
 int write_word(Cuda, std::uint32_t* to, std::uint32_t word);
 
 /// Element by element from the second operand of the walk to the first, converting.
-void copy_elements(Cuda, void* to, DType to_type, const void* from, DType from_type, const cuda::Walk<2>& walk);
+void copy_elements(Cuda, void* to, DType to_type, const void* from, DType from_type, const Runs<2>& walk);
 
 /// The numbers of core/random.h: uniform floats, normal floats, integers low + bits mod span.
 struct Draw {
