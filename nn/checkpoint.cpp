@@ -152,16 +152,18 @@ void write_checkpoint(const std::string& path, std::span<const SafetensorsItem> 
 }
 
 // ---- reading ------------------------------------------------------------------------------------
+static bool says(const SafetensorsFile& file, const std::string& key, const std::string& value) {
+  const auto found = file.metadata().find(key);
+  return found != file.metadata().end() && found->second == value;
+}
 static bool metadata_match(const SafetensorsFile& file) {
-  const auto sum = file.metadata().find(kOverMetadata);
-  return sum != file.metadata().end() && sum->second == checksum_of(file.metadata());
+  return says(file, kOverMetadata, checksum_of(file.metadata()));
 }
 
 static bool is_whole(const std::string& path) try {
   const SafetensorsFile file(path);
   return metadata_match(file) && std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {
-           const auto sum = file.metadata().find("checksum:" + entry.name);
-           return sum != file.metadata().end() && sum->second == checksum_of(file.read(entry.name));
+           return says(file, "checksum:" + entry.name, checksum_of(file.read(entry.name)));
          });
 } catch (const Error&) { return false; }
 
@@ -186,8 +188,7 @@ SafetensorsFile opened(const std::string& path) try { return SafetensorsFile(pat
 }
 
 Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
-  const auto found = file_.metadata().find("format");
-  if (found == file_.metadata().end() || found->second != kFormat)
+  if (!says(file_, "format", kFormat))
     fail_with(Code::data, path, ": not a checkpoint: it holds tensors, but not what training needs to go on");
   const std::uint64_t version = get_number("format_version");
   if (version > kMetadataVersion)

@@ -95,8 +95,7 @@ void Optimizer::visit_state(const ParameterVisitor& visit) {
 
 std::size_t Optimizer::bytes() const {
   std::size_t n = 0;
-  for (const State& s : states_)
-    for (const Tensor* t : {&s.m, &s.v, &s.master}) n += *t ? t->bytes() : 0;
+  for (const State& s : states_) n += s.m.bytes() + s.v.bytes() + s.master.bytes();
   return n;
 }
 
