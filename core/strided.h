@@ -83,13 +83,12 @@ template <std::size_t N> struct Runs {
   template <class F> void for_pieces(Index piece, F&& f) const {
     if (run >= piece) {
       const Index per_row = (run + piece - 1) / piece;
-      parallel_for(rows * per_row, 1, [&](Index begin, Index end) {
-        for (Index i = begin; i < end; ++i)
-          for_rows(i / per_row, i / per_row + 1, [&](Offsets o) {
-            const Index from = i % per_row * piece;
-            for (std::size_t k = 0; k < N; ++k) o[k] += from * step[k];
-            f(o, std::min(piece, run - from));
-          });
+      parallel_each(rows * per_row, 1, [&](Index i) {
+        for_rows(i / per_row, i / per_row + 1, [&](Offsets o) {
+          const Index from = i % per_row * piece;
+          for (std::size_t k = 0; k < N; ++k) o[k] += from * step[k];
+          f(o, std::min(piece, run - from));
+        });
       });
     } else {
       parallel_for(rows, std::max<Index>(1, piece / std::max<Index>(run, 1)),

@@ -298,7 +298,7 @@ struct Recomputed final : Function {
 
 Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) { return Recomputed::of(std::move(fn), inputs); }
 
-// ---- what people see of a tape, and what is told of ops as they run -------------------------------
+// ---- what people see of a tape, and what is told of ops as they run -----------------------------
 std::atomic<bool> detail::has_op_hook{false};
 namespace {
 std::mutex hook_mutex;
@@ -312,11 +312,10 @@ void set_op_hook(OpHook hook) {
 }
 void detail::tell_op_hook(std::string_view name, const Tensor& y) {
   if (in_hook) return;
-  std::shared_ptr<const OpHook> hook;
-  {
+  const auto hook = [] {
     const std::lock_guard lock(hook_mutex);
-    hook = op_hook;
-  }
+    return op_hook;
+  }();
   if (!hook) return;
   struct Inside {
     Inside() { in_hook = true; }
@@ -353,8 +352,7 @@ std::vector<NodeReport> Tape::report() const {
     std::unordered_set<const std::byte*> mine;
     for (const auto& s : fn.saved_) {
       const Storage& storage = s.tensor.storage();
-      if (!storage) continue;
-      if (!mine.insert(storage.data()).second) continue;
+      if (!storage || !mine.insert(storage.data()).second) continue;
       out[n].saved_bytes += storage.bytes();
       if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();
     }

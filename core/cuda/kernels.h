@@ -53,9 +53,7 @@ template <class F> void generate(const char* op, Tensor& t, const F& f) {  // al
     if (t.device().is_cuda()) return generate(cuda_of(t.device()), f, t.mutable_raw(), t.dtype(), t.numel());
   visit_any(op, t, [&]<class T>(Cpu) {
     T* const out = t.mutable_data<T>();
-    parallel_for(t.numel(), 1 << 12, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) out[i] = f.template at<T>(i);
-    });
+    parallel_each(t.numel(), 1 << 12, [out, f](Index i) { out[i] = f.template at<T>(i); });
   });
 }
 
