@@ -183,6 +183,10 @@ static std::string with_way_out(const std::string& path, const std::string& what
          " beside it is whole: to go on from there, move " + path + " away and resume";
 }
 
+[[noreturn]] static void damaged(const std::string& path, const std::string& what) {
+  fail_with(Code::data, with_way_out(path, path + ": damaged: " + what + "; use an earlier checkpoint"));
+}
+
 SafetensorsFile opened(const std::string& path) try { return SafetensorsFile(path); } catch (const Error& e) {
   fail_with(e.code(), e.code() == Code::data ? with_way_out(path, e.what()) : e.what());
 }
@@ -195,9 +199,7 @@ Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
     fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kMetadataVersion,
               "; use a newer one");
   (void)get(kOverMetadata);
-  if (!metadata_match(file_))
-    fail_with(Code::data, with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an "
-                                                    "earlier checkpoint"));
+  if (!metadata_match(file_)) damaged(path, "its metadata do not match their checksum");
   step_ = get_index("step");
 }
 
@@ -241,9 +243,8 @@ void Checkpoint::read(std::span<SafetensorsItem> items, const std::string& prefi
     read.push_back(file_.read(item.name));
     const SafetensorsEntry& entry = *file_.find(item.name);
     if (checksum_of(read.back()) != get("checksum:" + item.name))
-      fail_with(Code::data, with_way_out(path(), path() + ": damaged: tensor " + item.name + ", bytes " +
-                                                     std::to_string(entry.begin) + ".." + std::to_string(entry.end) +
-                                                     ", does not match its checksum; use an earlier checkpoint"));
+      damaged(path(), "tensor " + item.name + ", bytes " + std::to_string(entry.begin) + ".." +
+                          std::to_string(entry.end) + ", does not match its checksum");
   }
   for (std::size_t i = 0; i < items.size(); ++i) copy(items[i].tensor, read[i]);
 }

@@ -112,13 +112,10 @@ double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, d
   const Tape::Pause pause;
   const double norm = norm_of(gradients, parameters).item();
   if (!std::isfinite(norm)) {
-    for (const NamedParameter& p : parameters) {
-      if (!gradients.has(*p.tensor)) continue;
-      const double one = global_norm(std::span(&gradients[*p.tensor], 1));
-      if (!std::isfinite(one))
+    for (const NamedParameter& p : parameters)
+      if (gradients.has(*p.tensor) && !std::isfinite(global_norm(std::span(&gradients[*p.tensor], 1))))
         fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
                   "; the first gradient that is not finite is ", p.name, "'s");
-    }
     fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
               ", though every gradient's is finite: they are too large together");
   }

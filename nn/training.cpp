@@ -177,7 +177,7 @@ Transformer load_model(const std::string& path) {
   return model;
 }
 
-// ---- GPT-2: Hugging Face's names for its tensors, and ours; projections are [in, out] in both -----
+// ---- Hugging Face's names for GPT-2's tensors, and ours; projections are [in, out] in both ------
 namespace {
 
 struct Pair {
