@@ -21,25 +21,20 @@ namespace hilt {
 Device device_named(std::string_view text) {
   if (text == "cpu") return {};
   int index = 0;
+  bool known = text == "cuda" || text == "auto";
   if (text.starts_with("cuda:")) {
     const auto [end, error] = std::from_chars(text.data() + 5, text.data() + text.size(), index);
-    check(error == std::errc() && end == text.data() + text.size() && index >= 0, "device ", text,
-          ": must be auto, cpu, cuda or cuda:N");
-  } else {
-    check(text == "cuda" || text == "auto", "device ", text, ": must be auto, cpu, cuda or cuda:N");
+    known = error == std::errc() && end == text.data() + text.size() && index >= 0;
   }
-  if constexpr (kHasCuda) {
-    if (text == "auto" && cuda::device_count() == 0) return {};
-    try {
-      cuda::require(index);
-    } catch (const Error&) {
-      if (text == "auto") return {};
-      throw;
-    }
-    return {Device::Kind::cuda, index};
-  } else {
+  check(known, "device ", text, ": must be auto, cpu, cuda or cuda:N");
+  try {
+    if constexpr (kHasCuda) {
+      if (text == "auto" && cuda::device_count() == 0) return {};
+      return cuda::require(index), Device{Device::Kind::cuda, index};
+    } else built_without();
+  } catch (const Error&) {
     if (text == "auto") return {};
-    built_without();
+    throw;
   }
 }
 

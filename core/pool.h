@@ -166,8 +166,7 @@ class Pool {
     if (fits && free_.put(p, size)) stats_.pooled += size;
     else source_.give(p);
   }
-  /// Where there is no memory to note it, it is lost, rather than written to while the GPU reads
-  /// it.
+  /// Where there is no memory to note it, it is lost: none may write to it while the GPU reads it.
   void reserve(Shelf& of, std::byte* p, std::size_t size) noexcept {
     if (of.put(p, size)) stats_.reserved += size;
   }

@@ -20,20 +20,20 @@ Tensor drawn(const char* op, Tensor t, const kernels::Draw& draw) {
 
 }  // namespace
 
-Generator::Generator(std::uint64_t seed) : state_(std::make_shared<State>(RandomKey{seed, 0})) {}
-RandomKey Generator::state() const { return state_->key; }
-void Generator::set_state(RandomKey state) { state_->key = state; }
+Generator::Generator(std::uint64_t seed) : state_(std::make_shared<RandomKey>(RandomKey{seed, 0})) {}
+RandomKey Generator::state() const { return *state_; }
+void Generator::set_state(RandomKey state) { *state_ = state; }
 RandomKey Generator::next() {
-  RandomKey key = state_->key;
+  RandomKey key = *state_;
   for (Recording* r = current_recording; r; r = r->outer_) {
     const auto mine = std::ranges::find(r->states_, state_, [](const auto& used) { return used.first.state_; });
     const auto number = static_cast<std::size_t>(mine - r->states_.begin());
-    if (mine == r->states_.end()) r->states_.emplace_back(*this, state_->key);
+    if (mine == r->states_.end()) r->states_.emplace_back(*this, *state_);
     if (!r->further_) continue;
     check(number < r->words_, "Replay: more than ", r->words_, " generators");
     key.further = r->further_ + number;
   }
-  ++state_->key.stream;
+  ++state_->stream;
   return key;
 }
 
@@ -43,7 +43,7 @@ Generator::Recording::~Recording() { current_recording = outer_; }
 Generator::Recording::States Generator::Recording::swap(const States& states) {
   States before;
   before.reserve(states.size());  // all are set, or none
-  for (const auto& [generator, key] : states) before.emplace_back(generator, std::exchange(generator.state_->key, key));
+  for (const auto& [generator, key] : states) before.emplace_back(generator, std::exchange(*generator.state_, key));
   return before;
 }
 

@@ -63,10 +63,7 @@ class Generator {
   class Recording;
 
  private:
-  struct State {
-    RandomKey key;
-  };
-  std::shared_ptr<State> state_;
+  std::shared_ptr<RandomKey> state_;
 };
 
 /// The generators a piece of code drew from, and where they stood; rewind() puts them back there.

@@ -1,9 +1,15 @@
-// The tape: it records ops in the order they ran and plays them backwards in one loop.
+// The tape: it records ops in the order they ran and plays them backwards in one loop. A checkpoint
+// keeps its inputs alone and runs its function a second time.
 #include "core/tape.h"
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include "core/dispatch.h"
+#include <iomanip>
+#include <mutex>
+#include <unordered_set>
+#include "core/checkpoint.h"
+#include "core/cuda/context.h"
+#include "core/random.h"
 
 namespace hilt {
 
@@ -228,6 +234,147 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
       if (Tape* const around = l->tape; around && !around->played_ && around->slots_.contains(id) && !around->knows(g))
         around->record(std::make_unique<GradientOfGradient>(), {}, {&g, 1}, around->clock_ms());
   return result;
+}
+
+// ---- a part that runs twice ---------------------------------------------------------------------
+/// fn again, on a tape of its own. dependencies: what the outer tape watches of all that fn read.
+struct Recomputed final : Function {
+  using Inputs = detail::Pointers<std::span<const Tensor>>;
+  Composite fn;
+  std::vector<Tensor> inputs, dependencies;
+  Generator::Recording::States randomness;
+
+  std::string_view name() const override { return "checkpoint"; }
+  /// fn(inputs) with the random numbers of the first time; afterwards generators stand as before.
+  Tensor replayed() const {
+    struct Rewound {
+      Generator::Recording::States now;
+      ~Rewound() {
+        for (auto& [generator, key] : now) generator.set_state(key);
+      }
+    } const rewound{Generator::Recording::swap(randomness)};
+    return fn(inputs);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    for (std::size_t i = 0; i < inputs.size() + dependencies.size(); ++i) (void)saved(i);  // checks the versions
+    Tape tape;
+    for (const Tensor& t : dependencies) tape.watch(t);
+    const Tensor y = replayed();
+    const Gradients g = tape.backward(y, dy);
+    std::vector<Tensor> dx;
+    for (const Tensor& t : dependencies) dx.push_back(g.has(t) ? g[t] : zeros_like(t));
+    return dx;
+  }
+
+  static Tensor of(Composite fn, std::span<const Tensor> inputs) {
+    Tape* const tape = Tape::current();
+    if (!tape) return fn(inputs);
+    Recomputed node;
+    std::unordered_map<TensorId, Tensor> captured;
+    Tensor y;
+    const double start = tape->clock_ms();
+    {
+      Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
+      looking_on.captured_ = &captured;
+      looking_on.outer_ = tape;
+      const Generator::Recording recording;
+      y = fn(inputs);
+      node.randomness = recording.states();
+    }
+    if (captured.empty() || tape->knows(y)) return y;
+    for (const auto& [id, t] : captured) node.dependencies.push_back(t);
+    node.fn = std::move(fn);
+    node.inputs.assign(inputs.begin(), inputs.end());
+    node.wanted_ = tape->wanted(Inputs(node.dependencies));
+    if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
+    for (const auto* kept : {&node.inputs, &node.dependencies})
+      for (const Tensor& t : *kept) node.save(t);
+    auto kept = std::make_unique<Recomputed>(std::move(node));
+    const Inputs in(kept->dependencies);
+    tape->record(std::move(kept), in, {&y, 1}, start);
+    return y;
+  }
+};
+
+Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) { return Recomputed::of(std::move(fn), inputs); }
+
+// ---- what people see of a tape, and what is told of ops as they run -----------------------------
+std::atomic<bool> detail::has_op_hook{false};
+namespace {
+std::mutex hook_mutex;
+std::shared_ptr<const OpHook> op_hook;  // under hook_mutex
+thread_local bool in_hook = false;
+}  // namespace
+void set_op_hook(OpHook hook) {
+  const std::lock_guard lock(hook_mutex);
+  op_hook = hook ? std::make_shared<const OpHook>(std::move(hook)) : nullptr;
+  detail::has_op_hook = op_hook != nullptr;
+}
+void detail::tell_op_hook(std::string_view name, const Tensor& y) {
+  if (in_hook) return;
+  const auto hook = [] {
+    const std::lock_guard lock(hook_mutex);
+    return op_hook;
+  }();
+  if (!hook) return;
+  struct Inside {
+    Inside() { in_hook = true; }
+    ~Inside() { in_hook = false; }
+  } const inside;
+  const Tape::Pause pause;
+  (*hook)(name, y);
+}
+
+void detail::push_range(std::string_view name) {
+  if constexpr (kHasCuda) cuda::push_range(std::string(name).c_str());
+}
+void detail::pop_range() {
+  if constexpr (kHasCuda) cuda::pop_range();
+}
+
+std::size_t Tape::saved_bytes() const {
+  std::size_t n = 0;
+  for (const NodeReport& node : report()) n += played_ ? 0 : node.unique_bytes;
+  return n;
+}
+
+std::vector<NodeReport> Tape::report() const {
+  if (played_) return profile_;
+  std::vector<NodeReport> out = profile_;
+  out.resize(nodes_.size());
+  std::unordered_set<const std::byte*> seen;  // nodes keep the same tensors again and again: count each block once
+  for (std::size_t n = 0; n < nodes_.size(); ++n) {
+    const Function& fn = *nodes_[n].fn;
+    const Known& known = known_[static_cast<std::size_t>(nodes_[n].output)];
+    out[n].name = fn.name();
+    out[n].output = known.shape;
+    out[n].dtype = known.dtype;
+    std::unordered_set<const std::byte*> mine;
+    for (const auto& s : fn.saved_) {
+      const Storage& storage = s.tensor.storage();
+      if (!storage || !mine.insert(storage.data()).second) continue;
+      out[n].saved_bytes += storage.bytes();
+      if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();
+    }
+  }
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& os, const Tape& tape) {
+  std::size_t unique = 0;
+  TextStream text;
+  text << std::fixed << std::setprecision(3);
+  const std::vector<NodeReport> nodes = tape.report();
+  for (const NodeReport& n : nodes) {
+    text << std::left << std::setw(28) << n.name << " -> " << std::setw(24)
+         << (TextStream() << n.dtype << n.output).str() << std::right << " saves " << std::setw(12) << n.saved_bytes
+         << " B, new " << std::setw(12) << n.unique_bytes << " B";
+    if (tape.options_.profile) text << "  forward " << n.forward_ms << " ms  backward " << n.backward_ms << " ms";
+    text << '\n';
+    unique += n.unique_bytes;
+  }
+  text << tape.size() << " ops, " << unique << " B saved" << (tape.played_ ? " until backward played" : "") << '\n';
+  return os << text.str();
 }
 
 }  // namespace hilt

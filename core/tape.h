@@ -6,7 +6,7 @@
 namespace [[gnu::visibility("default")]] hilt {
 
 class Tape;
-struct Recomputed;  // core/checkpoint.cpp
+struct Recomputed;  // what checkpoint() leaves on a tape
 std::ostream& operator<<(std::ostream& os, const Tape& tape);
 
 namespace detail {

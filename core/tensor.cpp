@@ -108,11 +108,9 @@ template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
 /// Where one side is a GPU. Between devices go dense bytes of one type; all else stays on a device.
 [[maybe_unused]] static void copy_with_gpu(Tensor& dst, const Tensor& src) {
   if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
-    if (dst.device() == src.device()) {
-      const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
+    if (dst.device() == src.device())
       return kernels::copy_elements(cuda_of(dst.device()), dst.mutable_raw(), dst.dtype(), src.raw(), src.dtype(),
-                                    cuda::Walk<2>(src.shape(), runs));
-    }
+                                    {src.shape(), {dst.strides(), src.strides()}});
     if (dst.device().is_cuda() && src.device().is_cuda()) return copy(dst, moved(src, {}));
     if (!src.is_contiguous()) return copy(dst, clone(src));
     if (!dst.is_contiguous() || dst.dtype() != src.dtype()) return copy(dst, moved(src, dst.device()));
@@ -136,18 +134,16 @@ void copy(Tensor& dst, const Tensor& src) {
       runs.for_pieces(kPiece, [&](const auto& at, Index n) {
         To* const to = out + at[0];
         const From* const from = in + at[1];
-        if (std::is_same_v<To, From> && runs.step[0] == 1 && runs.step[1] == 1) {
-          std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(To));
-        } else if (runs.step[0] == 1 && runs.step[1] == 1) {
-          if constexpr (std::is_same_v<From, float> && kIsHalf<To>)
-            detail::with_isa([&](auto where) { kernels::narrow(where, n, from, to); });
-          else if constexpr (std::is_same_v<To, float> && kIsHalf<From>)
-            detail::with_isa([&](auto where) { kernels::widen(where, n, from, to); });
-          else
-            for (Index i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
-        } else {
+        if (runs.step[0] != 1 || runs.step[1] != 1)
           for (Index i = 0; i < n; ++i) to[i * runs.step[0]] = convert<To>(from[i * runs.step[1]]);
-        }
+        else if constexpr (std::is_same_v<To, From>)
+          std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(To));
+        else if constexpr (std::is_same_v<From, float> && kIsHalf<To>)
+          detail::with_isa([&](auto where) { kernels::narrow(where, n, from, to); });
+        else if constexpr (std::is_same_v<To, float> && kIsHalf<From>)
+          detail::with_isa([&](auto where) { kernels::widen(where, n, from, to); });
+        else
+          for (Index i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
       });
     });
   });
@@ -182,8 +178,7 @@ static void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
   if (axis == x.rank()) {
     visit_any("to_string", x, [&]<class T>(Cpu) {
       const T v = (reinterpret_cast<const T*>(x.storage().data()))[at];
-      if constexpr (sizeof(T) == 1) os << int{v};
-      else if constexpr (std::is_integral_v<T>) os << v;
+      if constexpr (std::is_integral_v<T>) os << +v;  // a byte is no character
       else os << static_cast<double>(v);
     });
     return;
@@ -224,9 +219,7 @@ void accumulate(Tensor& sum, const Tensor& more) {
     const T *x = a.data<T>(), *y = b.data<T>();
     T* const out = sum.mutable_data<T>();
     if constexpr (std::is_same_v<decltype(where), Cuda>) return kernels::accumulate(where, x, y, out, a.numel());
-    parallel_for(a.numel(), 1 << 16, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i]));
-    });
+    parallel_each(a.numel(), kPiece, [=](Index i) { out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i])); });
   });
 }
 

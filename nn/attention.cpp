@@ -61,10 +61,8 @@ void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index cou
         " do not fit the context, ", context_, "; clear it and pass the last ones again");
   next_ = 0, count_ = count;
   if (configs != configs_) configs_ = configs, plans_.clear(), refused_ = -1;
-  const Index run = run_ > 0           ? run_
-                    : device.is_cuda() ? 64
-                                       : 1,
-              first = length_ / run * run, rows = std::min(run, context_ - first);
+  const Index usual = device.is_cuda() ? 64 : 1, run = run_ > 0 ? run_ : usual;
+  const Index first = length_ / run * run, rows = std::min(run, context_ - first);
   const bool runs = run > 1 && length_ + count <= first + rows && first != refused_;
   if (runs && !plans_.empty() && first_ == first && plan()->queries() == rows) return;
   make_plans(length_, count);
@@ -82,7 +80,7 @@ Tensor KeyValueCache::among_queries(const Tensor& rows) {
   const Shape shape{rows.dim(0), all, rows.dim(2), rows.dim(3)};
   if (!queries_ || queries_.shape() != shape || queries_.dtype() != rows.dtype())
     queries_ = zeros(shape, rows.dtype(), rows.device());
-  Tensor to = slice(queries_, 1, length_ - first_, length_ - first_ + count_);
+  Tensor to = rows_of_tokens(queries_);
   copy(to, rows);
   return queries_;
 }

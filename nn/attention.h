@@ -47,8 +47,7 @@ struct Place {
 /// plan is copied there once a run.
 class KeyValueCache {
  public:
-  /// Room for so many tokens; empty. run 0: 64 on a GPU; 1 on a CPU, where no other row is
-  /// computed.
+  /// Room for so many tokens; empty. run 0: 64 on a GPU; 1, no row beside theirs, on a CPU.
   explicit KeyValueCache(Index context, Index run = 0) : context_(context), run_(run) {}
   Index length() const { return length_; }    // tokens that are there
   Index context() const { return context_; }  // the most tokens

@@ -152,16 +152,18 @@ void write_checkpoint(const std::string& path, std::span<const SafetensorsItem> 
 }
 
 // ---- reading ------------------------------------------------------------------------------------
+static bool says(const SafetensorsFile& file, const std::string& key, const std::string& value) {
+  const auto found = file.metadata().find(key);
+  return found != file.metadata().end() && found->second == value;
+}
 static bool metadata_match(const SafetensorsFile& file) {
-  const auto sum = file.metadata().find(kOverMetadata);
-  return sum != file.metadata().end() && sum->second == checksum_of(file.metadata());
+  return says(file, kOverMetadata, checksum_of(file.metadata()));
 }
 
 static bool is_whole(const std::string& path) try {
   const SafetensorsFile file(path);
   return metadata_match(file) && std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {
-           const auto sum = file.metadata().find("checksum:" + entry.name);
-           return sum != file.metadata().end() && sum->second == checksum_of(file.read(entry.name));
+           return says(file, "checksum:" + entry.name, checksum_of(file.read(entry.name)));
          });
 } catch (const Error&) { return false; }
 
@@ -181,22 +183,23 @@ static std::string with_way_out(const std::string& path, const std::string& what
          " beside it is whole: to go on from there, move " + path + " away and resume";
 }
 
+[[noreturn]] static void damaged(const std::string& path, const std::string& what) {
+  fail_with(Code::data, with_way_out(path, path + ": damaged: " + what + "; use an earlier checkpoint"));
+}
+
 SafetensorsFile opened(const std::string& path) try { return SafetensorsFile(path); } catch (const Error& e) {
   fail_with(e.code(), e.code() == Code::data ? with_way_out(path, e.what()) : e.what());
 }
 
 Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
-  const auto found = file_.metadata().find("format");
-  if (found == file_.metadata().end() || found->second != kFormat)
+  if (!says(file_, "format", kFormat))
     fail_with(Code::data, path, ": not a checkpoint: it holds tensors, but not what training needs to go on");
   const std::uint64_t version = get_number("format_version");
   if (version > kMetadataVersion)
     fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kMetadataVersion,
               "; use a newer one");
   (void)get(kOverMetadata);
-  if (!metadata_match(file_))
-    fail_with(Code::data, with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an "
-                                                    "earlier checkpoint"));
+  if (!metadata_match(file_)) damaged(path, "its metadata do not match their checksum");
   step_ = get_index("step");
 }
 
@@ -240,9 +243,8 @@ void Checkpoint::read(std::span<SafetensorsItem> items, const std::string& prefi
     read.push_back(file_.read(item.name));
     const SafetensorsEntry& entry = *file_.find(item.name);
     if (checksum_of(read.back()) != get("checksum:" + item.name))
-      fail_with(Code::data, with_way_out(path(), path() + ": damaged: tensor " + item.name + ", bytes " +
-                                                     std::to_string(entry.begin) + ".." + std::to_string(entry.end) +
-                                                     ", does not match its checksum; use an earlier checkpoint"));
+      damaged(path(), "tensor " + item.name + ", bytes " + std::to_string(entry.begin) + ".." +
+                          std::to_string(entry.end) + ", does not match its checksum");
   }
   for (std::size_t i = 0; i < items.size(); ++i) copy(items[i].tensor, read[i]);
 }

@@ -15,11 +15,11 @@ static void visit_if_any(const std::string& at, const char* name, Tensor& parame
   if (parameter) visit(join_name(at, name), parameter);
 }
 
-/// Drawn in f32 or f64 and rounded once; what does not vary draws nothing.
+static DType drawn_as(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }  // and rounded once
+
 static Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype) {
-  if (deviation == 0) return zeros(shape, dtype);
-  const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
-  return to(mul(randn(shape, generator.next(), wide), deviation), dtype);
+  if (deviation == 0) return zeros(shape, dtype);  // what does not vary draws nothing
+  return to(mul(randn(shape, generator.next(), drawn_as(dtype)), deviation), dtype);
 }
 
 constexpr std::array<std::string_view, 8> kInitial{"zeros",         "ones",           "normal",    "uniform",
@@ -37,8 +37,7 @@ Tensor initial_values(std::string_view name, const Shape& shape, Generator& gene
   }
   if (kind % 2 == 0) return normal(shape, deviation, generator, dtype);
   const double bound = kind == 3 ? scale : deviation * std::numbers::sqrt3;  // the same variance
-  const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
-  return to(add(mul(rand(shape, generator.next(), wide), 2 * bound), -bound), dtype);
+  return to(add(mul(rand(shape, generator.next(), drawn_as(dtype)), 2 * bound), -bound), dtype);
 }
 
 Tensor Linear::operator()(const Tensor& x) const { return bias ? linear(x, weight, bias) : matmul(x, weight); }

@@ -95,8 +95,7 @@ void Optimizer::visit_state(const ParameterVisitor& visit) {
 
 std::size_t Optimizer::bytes() const {
   std::size_t n = 0;
-  for (const State& s : states_)
-    for (const Tensor* t : {&s.m, &s.v, &s.master}) n += *t ? t->bytes() : 0;
+  for (const State& s : states_) n += s.m.bytes() + s.v.bytes() + s.master.bytes();
   return n;
 }
 
@@ -113,13 +112,10 @@ double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, d
   const Tape::Pause pause;
   const double norm = norm_of(gradients, parameters).item();
   if (!std::isfinite(norm)) {
-    for (const NamedParameter& p : parameters) {
-      if (!gradients.has(*p.tensor)) continue;
-      const double one = global_norm(std::span(&gradients[*p.tensor], 1));
-      if (!std::isfinite(one))
+    for (const NamedParameter& p : parameters)
+      if (gradients.has(*p.tensor) && !std::isfinite(global_norm(std::span(&gradients[*p.tensor], 1))))
         fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
                   "; the first gradient that is not finite is ", p.name, "'s");
-    }
     fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
               ", though every gradient's is finite: they are too large together");
   }

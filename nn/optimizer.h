@@ -12,8 +12,7 @@ class Optimizer {
   void prepare(const NamedParameters& parameters);
 
   /// "NAME.m", "NAME.v" as far as there are such and, beside 16-bit parameters, "NAME.master", in
-  /// the order of prepare(); then "steps", one i64. What a visitor replaces must keep its shape and
-  /// type.
+  /// the order of prepare(); then "steps", one i64. What a visitor replaces keeps shape and type.
   void visit_state(const ParameterVisitor& visit);
   /// Updates made so far: what the bias correction counts.
   Index steps() const { return *steps_.data<Index>(); }

@@ -113,7 +113,7 @@ void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, d
       s.in_type[k] = in[k]->dtype();
       strides[k + 1] = strides_within(y, *in[k]);
     }
-    run(cuda_of(y.device()), s, cuda::Walk<4>(y.shape(), Runs<4>(y.shape(), strides)));
+    run(cuda_of(y.device()), s, Runs<4>(y.shape(), strides));
   }
 }
 

@@ -15,7 +15,7 @@ using namespace cuda;
 
 // `walk` counts packs; an input of inner stride 0 repeats one element.
 template <class Op, class T>
-__global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk) {
+__global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Runs<4> walk) {
   constexpr int N = kPack<T>;
   const float p = static_cast<float>(s.p), q = static_cast<float>(s.q);
   for (Index i = first_element(); i < walk.elements; i += element_step()) {
@@ -34,7 +34,7 @@ __global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid
 }
 
 template <class Op, class W>
-__global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk,
+__global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Runs<4> walk,
                                Index first) {
   using Signed = std::conditional_t<std::is_integral_v<W>, std::int64_t, W>;
   for (Index i = first + first_element(); i < walk.elements; i += element_step()) {
@@ -53,8 +53,8 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 }  // namespace
 
 /// The walk in packs of n elements, as many as are whole; none where packs do not fit.
-inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
-  Walk<4> none = walk;
+inline Runs<4> packed(const DeviceSpan& s, int inputs, Runs<4> walk, int n) {
+  Runs<4> none = walk;
   none.elements = 0;
   if (walk.axes == 0 || (walk.axes > 1 && walk.extent[0] % n != 0) || walk.stride[0][0] != 1) return none;
   const void* const at[4] = {s.y, s.in[0], s.in[1], s.in[2]};
@@ -71,7 +71,7 @@ inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
   return walk;
 }
 
-template <class Op> void run_on_device(Cuda where, const DeviceSpan& s, const Walk<4>& walk) {
+template <class Op> void run_on_device(Cuda where, const DeviceSpan& s, const Runs<4>& walk) {
   const auto run_strided = [&]<class W>(Index done) {
     launch("elementwise", where, strided_kernel<Op, W>, blocks_for(walk.elements - done), kThreads, 0, s, walk, done);
   };
@@ -81,7 +81,7 @@ template <class Op> void run_on_device(Cuda where, const DeviceSpan& s, const Wa
     if (whole) return run_strided.template operator()<Arithmetic<Op, std::int64_t>>(0);
   }
   const auto run_packed = [&]<class T>() {
-    const Walk<4> packs = packed(s, Op::kInputs, walk, kPack<T>);
+    const Runs<4> packs = packed(s, Op::kInputs, walk, kPack<T>);
     if (packs.elements > 0)
       launch("elementwise", where, packed_kernel<Op, T>, blocks_for(packs.elements), kThreads, 0, s, packs);
     return packs.elements * kPack<T>;

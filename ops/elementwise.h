@@ -25,8 +25,8 @@ struct DeviceSpan {  // the same on a GPU, which reads any types and strides its
   DType y_type, in_type[3];
   double p, q;
 };
-using RunOnDevice = void (*)(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
-template <class Op> void run_on_device(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
+using RunOnDevice = void (*)(Cuda, const DeviceSpan&, const Runs<4>&);
+template <class Op> void run_on_device(Cuda, const DeviceSpan&, const Runs<4>&);
 
 template <int N> struct Inputs { static constexpr int kInputs = N; };
 using One = Inputs<1>;

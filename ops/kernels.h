@@ -23,8 +23,7 @@ struct SumPieces {
         blocks(block > 0 ? (inner + block - 1) / block : 0) {}
 };
 
-/// x: dense [outer, n, inner]; y: [outer, inner], which is multiplied by the factor. partial:
-/// [outer, pieces, inner].
+/// x: [outer, n, inner], dense; y: [outer, inner], by the factor; partial: [outer, pieces, inner].
 template <class T> struct Reduction {
   const T* x;
   T* y;
@@ -109,8 +108,7 @@ struct Inversion {
 // token_at, position_of: [n], counted through all rows, the second all -1 before. A token that does
 // not fit is -1, and cuda::check_verdict() names it.
 void invert(Cuda, const Inversion& how, std::int64_t* token_at, std::int64_t* position_of);
-// x: [outer, n, inner], y: [outer, extent, inner]; the index fixes in which order rows of one place
-// are added.
+// x: [outer, n, inner], y: [outer, extent, inner]; the index fixes the order of what is added up.
 template <class T, class At>
 void scatter_add(At, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent, Index inner);
 

@@ -28,14 +28,10 @@ struct Norm final : Function {
            rstd = empty({rows}, stat, x.device());
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      const kernels::Norm<T> op{{rows, cols},
-                                x.data<T>(),
-                                w.data<T>(),
-                                b ? b.data<T>() : nullptr,
-                                y.mutable_data<T>(),
-                                centered ? mean.mutable_data<W>() : nullptr,
-                                rstd.mutable_data<W>(),
-                                epsilon};
+      const T* const level = b ? b.data<T>() : nullptr;
+      W *const means = centered ? mean.mutable_data<W>() : nullptr, *const scales = rstd.mutable_data<W>();
+      const kernels::Norm<T> op{{rows, cols},        x.data<T>(), w.data<T>(), level,
+                                y.mutable_data<T>(), means,       scales,      epsilon};
       kernels::along_rows(where, "norm", op);
     });
     if (wants_any())

@@ -35,8 +35,7 @@ Tensor make_table(const Angles& a) {
   return moved(converted(from_values(table, {std::ssize(table)}, DType::f64), a.type), a.device);
 }
 
-/// Layers turn by the same angles: the tables used last are kept, as to bring one to a GPU is to
-/// wait.
+/// Layers turn by the same angles: the last tables are kept, as to bring one to a GPU is to wait.
 Tensor table_of(const Angles& angles) {
   static auto& recent = *new Recent<Angles, Tensor>(8);  // outlives every device
   return recent.get(angles, [&] { return make_table(angles); });

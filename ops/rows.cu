@@ -2,7 +2,7 @@
 // A warp or a block owns a row, reduces it in a fixed order, and reads it again for each pass, from
 // the cache after the first.
 #include <limits>
-#include "core/cuda/rows.cuh"
+#include "core/cuda/pack.cuh"
 #include "ops/kernels.h"
 #include "ops/rows.h"
 

@@ -56,8 +56,7 @@ template <int R, int V, class E>
   }
 }
 
-/// Element j of line i becomes element i of line j. Each step shuffles lines i and i + N/2 like two
-/// halves of a deck.
+/// Element j of line i becomes element i of line j: each step shuffles lines i, i + N/2 as a deck.
 template <class E, int... Lane>
 [[gnu::always_inline]] inline void turn(Vector<E> (&line)[kLanes<E>], std::integer_sequence<int, Lane...>) {
   constexpr int N = kLanes<E>;

@@ -243,21 +243,20 @@ Comm Comm::split(int color, int key) const {
   const auto all =
       gather(from_values<std::int32_t>({color, key, shared.next_channel}, {3}), {"split"}).to_vector<std::int32_t>();
   const auto entry = [&](int r, std::size_t i) { return all[static_cast<std::size_t>(r) * 3 + i]; };
-  std::vector<int> colors, ranks;
+  std::set<int> colors;
+  std::vector<int> ranks;
   int channel = 0;
   for (int r = 0; r < size(); ++r) {
-    colors.push_back(entry(r, 0));
+    colors.insert(entry(r, 0));
     channel = std::max(channel, entry(r, 2));
     if (entry(r, 0) == color) ranks.push_back(r);
   }
-  std::ranges::sort(colors);
-  colors.erase(std::unique(colors.begin(), colors.end()), colors.end());
   std::ranges::stable_sort(ranks, {}, [&](int r) { return entry(r, 1); });
   shared.next_channel = channel + static_cast<int>(colors.size());
 
   Comm group;
   group.state_->shared = state_->shared;
-  group.state_->channel = channel + static_cast<int>(std::ranges::find(colors, color) - colors.begin());
+  group.state_->channel = channel + static_cast<int>(std::distance(colors.begin(), colors.find(color)));
   group.state_->rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   group.state_->members.clear();
   for (int r : ranks) group.state_->members.push_back(state_->members[static_cast<std::size_t>(r)]);

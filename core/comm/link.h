@@ -28,8 +28,7 @@ class Flight {
   virtual ~Flight() = default;
   /// Moves things on without waiting; true once all is done, or on a GPU the stream finds it so.
   virtual bool poll() = 0;
-  /// A rank that has not done its part, for the message of a failure; Link::kNobody if none is
-  /// known.
+  /// A rank that has not done its part, for the message of a failure; or Link::kNobody.
   virtual int missing() const = 0;
 };
 

@@ -65,8 +65,7 @@ void select(int index) {
   check_status(cudaSetDevice(index), "cudaSetDevice", index);
 }
 
-/// This thread's mark in a stream, made once a GPU. It is never destroyed: the driver may be gone
-/// by then.
+/// This thread's mark in a stream, made once a GPU. Never destroyed: the driver may be gone then.
 cudaEvent_t mark(int index) noexcept {
   thread_local std::array<cudaEvent_t, kMaxDevices> marks{};
   cudaEvent_t& event = marks[static_cast<std::size_t>(index)];

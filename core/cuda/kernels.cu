@@ -17,7 +17,7 @@ template <class T, class F> __global__ void generate_kernel(F f, T* out, Index n
 
 // One kernel a destination type; the source's is looked at once an element.
 template <class To>
-__global__ void copy_kernel(To* to, const void* from, DType from_type, const __grid_constant__ Walk<2> walk) {
+__global__ void copy_kernel(To* to, const void* from, DType from_type, const __grid_constant__ Runs<2> walk) {
   for (Index i = first_element(); i < walk.elements; i += element_step()) {
     Index at[2];
     walk.at(i, at);
@@ -59,7 +59,7 @@ template void generate(Cuda, const Constant&, void*, DType, Index);
 template void generate(Cuda, const Count&, void*, DType, Index);
 template void generate(Cuda, const Draw&, void*, DType, Index);
 
-void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType from_type, const Walk<2>& walk) {
+void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType from_type, const Runs<2>& walk) {
   if (walk.elements == 0) return;
   if (walk.is_flat() && to_type == from_type)
     return within(where, to, from, static_cast<std::size_t>(walk.elements) * size_of(to_type));

@@ -13,7 +13,7 @@ namespace hilt::kernels {
 int write_word(Cuda, std::uint32_t* to, std::uint32_t word);
 
 /// Element by element from the second operand of the walk to the first, converting.
-void copy_elements(Cuda, void* to, DType to_type, const void* from, DType from_type, const cuda::Walk<2>& walk);
+void copy_elements(Cuda, void* to, DType to_type, const void* from, DType from_type, const Runs<2>& walk);
 
 /// The numbers of core/random.h: uniform floats, normal floats, integers low + bits mod span.
 struct Draw {
@@ -53,9 +53,7 @@ template <class F> void generate(const char* op, Tensor& t, const F& f) {  // al
     if (t.device().is_cuda()) return generate(cuda_of(t.device()), f, t.mutable_raw(), t.dtype(), t.numel());
   visit_any(op, t, [&]<class T>(Cpu) {
     T* const out = t.mutable_data<T>();
-    parallel_for(t.numel(), 1 << 12, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) out[i] = f.template at<T>(i);
-    });
+    parallel_each(t.numel(), 1 << 12, [out, f](Index i) { out[i] = f.template at<T>(i); });
   });
 }
 

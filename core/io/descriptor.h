@@ -73,8 +73,7 @@ template <class Write> bool write_whole(const std::string& path, mode_t mode, co
     errno = error;
     return false;
   }
-  // The new name lasts once its directory is on the disk. Where a file system cannot do that, only
-  // that is lost.
+  // The new name lasts once its directory is on the disk; where that cannot be, it alone is lost.
   if (const Descriptor d(::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); d)
     (void)::fsync(d.get());
   return true;

@@ -42,17 +42,6 @@ inline constexpr std::int32_t kCpu = 1, kCuda = 2, kCudaHost = 3;            // 
 inline constexpr std::uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4;  // code
 inline constexpr std::uint64_t kReadOnly = 1;                                // of flags
 
-static_assert(sizeof(void*) == 8 && sizeof(DLDevice) == 8 && sizeof(DLDataType) == 4);
-static_assert(std::is_standard_layout_v<DLManagedTensor> && std::is_standard_layout_v<DLManagedTensorVersioned>);
-static_assert(offsetof(DLTensor, data) == 0 && offsetof(DLTensor, device) == 8 && offsetof(DLTensor, ndim) == 16 &&
-              offsetof(DLTensor, dtype) == 20 && offsetof(DLTensor, shape) == 24 && offsetof(DLTensor, strides) == 32 &&
-              offsetof(DLTensor, byte_offset) == 40 && sizeof(DLTensor) == 48);
-static_assert(offsetof(DLManagedTensor, manager_ctx) == 48 && offsetof(DLManagedTensor, deleter) == 56 &&
-              sizeof(DLManagedTensor) == 64);
-static_assert(offsetof(DLManagedTensorVersioned, manager_ctx) == 8 &&
-              offsetof(DLManagedTensorVersioned, deleter) == 16 && offsetof(DLManagedTensorVersioned, flags) == 24 &&
-              offsetof(DLManagedTensorVersioned, dl_tensor) == 32 && sizeof(DLManagedTensorVersioned) == 80);
-
 /// Calls the deleter if nobody took the struct. To pass it on, into a capsule say, call release().
 struct Release {
   template <class Managed> void operator()(Managed* m) const {  // ends the loan

@@ -2,6 +2,8 @@
 // UTF-8, and text from files made fit for one line of an error.
 #include "core/io/text.h"
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <limits>
 #include <numeric>
 
@@ -81,20 +83,15 @@ Index read_index(const char* what, std::string_view text, Index low) {
 
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(at);
-  const std::size_t more = first < 0x80                    ? 0
-                           : first >= 0xc2 && first < 0xe0 ? 1
-                           : (first & 0xf0) == 0xe0        ? 2
-                           : first >= 0xf0 && first < 0xf5 ? 3
-                                                           : 4;
-  if (more == 4 || at + more >= text.size()) return std::nullopt;
-  char32_t c = more == 0 ? first : first & (0x3fu >> more);
+  constexpr std::array<char32_t, 4> kLeast{0, 0x80, 0x800, 0x10000};  // of a form of so many bytes more
+  const auto ones = static_cast<std::size_t>(std::countl_one(byte(at))), more = ones > 0 ? ones - 1 : 0;
+  if (ones == 1 || more >= kLeast.size() || at + more >= text.size()) return std::nullopt;
+  char32_t c = byte(at) & (0xffu >> ones);
   for (std::size_t i = 1; i <= more; ++i) {
     if ((byte(at + i) & 0xc0) != 0x80) return std::nullopt;
     c = c << 6 | (byte(at + i) & 0x3fu);
   }
-  if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000) || (more >= 2 && c < (more == 2 ? 0x800u : 0x10000u)))
-    return std::nullopt;
+  if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000) || c < kLeast[more]) return std::nullopt;
   at += more + 1;
   return c;
 }

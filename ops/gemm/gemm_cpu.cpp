@@ -125,8 +125,7 @@ void tile_of(Index rows, Index depth, const E* a, const E* b, MatrixRef<Sum<E>> 
   if (columns > kLanes<E>) tile<R, kVectors>(rows, depth, a, b, c, columns, add);
   else tile<R, 1>(rows, depth, a, b, c, columns, add);
 }
-/// Rows of the next tile where `left` are left: an even number, and no tile much shorter than
-/// others.
+/// Rows of the next tile where `left` are left: an even number, about as many as in others.
 Index next_rows(Index left) {
   const Index tiles = (left + kRows - 1) / kRows, each = (left + tiles - 1) / tiles;
   return least(left, each + each % 2);

@@ -17,6 +17,18 @@ using namespace dlpack;
 
 using Numbers = std::vector<double>;
 
+// The layout of dlpack.h.
+static_assert(sizeof(void*) == 8 && sizeof(DLDevice) == 8 && sizeof(DLDataType) == 4);
+static_assert(std::is_standard_layout_v<DLManagedTensor> && std::is_standard_layout_v<DLManagedTensorVersioned>);
+static_assert(offsetof(DLTensor, data) == 0 && offsetof(DLTensor, device) == 8 && offsetof(DLTensor, ndim) == 16 &&
+              offsetof(DLTensor, dtype) == 20 && offsetof(DLTensor, shape) == 24 && offsetof(DLTensor, strides) == 32 &&
+              offsetof(DLTensor, byte_offset) == 40 && sizeof(DLTensor) == 48);
+static_assert(offsetof(DLManagedTensor, manager_ctx) == 48 && offsetof(DLManagedTensor, deleter) == 56 &&
+              sizeof(DLManagedTensor) == 64);
+static_assert(offsetof(DLManagedTensorVersioned, manager_ctx) == 8 &&
+              offsetof(DLManagedTensorVersioned, deleter) == 16 && offsetof(DLManagedTensorVersioned, flags) == 24 &&
+              offsetof(DLManagedTensorVersioned, dl_tensor) == 32 && sizeof(DLManagedTensorVersioned) == 80);
+
 /// Another library: lends memory, and counts how often it gets it back.
 struct Lender {
   std::vector<Index> shape, strides;
