@@ -1,10 +1,18 @@
 // Four tokens through the library: each matrix here comes out of the ops that the modes are made
-// of, in f64.
+// of, in f64. And exercises on them: check.py, run by python3, writes them, answers them and judges
+// what a learner wrote.
+#include <unistd.h>
 #include "lesson.h"
-#include <nlohmann/json.hpp>
 
 namespace compare {
 namespace {
+
+constexpr const char* kExercise =
+#include "exercise.inc"
+    ;
+constexpr const char* kCheck =
+#include "check.inc"
+    ;
 
 constexpr Index kTokens = 4, kDim = 2;
 const double kScale = std::log(2.0);
@@ -97,6 +105,15 @@ Json by_hand() {
                        {"quotient", (loss[1] - loss[0]) / (2 * kStep)},
                        {"gradient", formulas[0].second.to_vector().back()}};
   return out;
+}
+
+void do_exercise(const Settings& s) {
+  const std::string number = std::to_string(s.answer ? s.answer : s.exercise);
+  const char* const what = !s.check.empty() ? "check" : s.answer ? "answer" : "exercise";
+  if (s.check.empty() && number == "0") return;
+  const std::string& value = s.check.empty() ? number : s.check;
+  execlp("python3", "python3", "-c", kCheck, what, value.c_str(), s.out.c_str(), kExercise, nullptr);
+  hilt::fail("--", what, " (", value, "): python3 does not start; install it");
 }
 
 }  // namespace compare

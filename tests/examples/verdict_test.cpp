@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "../../examples/compare/arrangement.h"
-#include "../../examples/compare/broken.h"
 #include "../../examples/compare/exact.h"
 
 namespace {
