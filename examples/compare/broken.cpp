@@ -125,20 +125,18 @@ std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets
     dq.push_back(x[1]);
     out.push_back(std::move(b));
   }
+  if (part.q.empty()) return out;
   // A query that the two rarest mistakes touch: of the first, where a largest score comes late.
-  const std::vector<double>& late = dq[static_cast<std::size_t>(Mistake::no_rescale)];
+  const std::vector<double>& late = out[static_cast<std::size_t>(Mistake::no_rescale)].deviation[1];
+  const Index stride = part.heads * part.dim;
   Index moved = 0;
-  const auto off = [&](Index t) {
-    return std::abs(late[at(t * part.heads * part.dim)] - right[1][at(t * part.heads * part.dim)]);
-  };
   for (Index t = 1; t < std::min(part.length, kUnmasked); ++t)
-    if (off(t) > off(moved)) moved = t;
-  const std::size_t feature = at(moved * part.heads * part.dim);
-  for (std::size_t i = 0; i < out.size() && !late.empty(); ++i) out[i].query = moved, out[i].slope = dq[i][feature];
+    if (late[at(t * stride)] > late[at(moved * stride)]) moved = t;
+  const std::size_t feature = at(moved * stride);
   // A query moves the loss by its own row alone, so the finite difference needs the forward pass of
   // that row.
   for (Broken& b : out) {
-    if (part.q.empty()) break;
+    b.query = moved, b.slope = dq[static_cast<std::size_t>(b.mistake)][feature];
     const std::size_t row = at(b.mistake == Mistake::position_for_token ? order.position_of[at(moved)] : moved);
     AttendedSets one = sets;
     for (KeyLists& set : one.sets) {

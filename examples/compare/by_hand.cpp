@@ -24,13 +24,10 @@ Tensor as_call(const Tensor& x) { return hilt::reshape(x, {1, kTokens, 1, kDim})
 Tensor as_matrix(const Tensor& x) { return hilt::reshape(x, {kTokens, -1}); }
 
 Json rows_of(const Tensor& x) {
-  const std::vector<double> values = x.to_vector();
-  Json rows = Json::array();
-  const std::size_t columns = at(x.dim(1));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (i % columns == 0) rows.push_back(Json::array());
-    rows.back().push_back(std::round(values[i] * 1e10) / 1e10 + 0.0);  // + 0: no -0
-  }
+  Json rows;
+  for (Index i = 0; i < x.dim(0); ++i)
+    for (const double value : hilt::slice(x, 0, i, i + 1).to_vector())
+      rows[at(i)].push_back(std::round(value * 1e10) / 1e10 + 0.0);  // + 0: no -0
   return rows;
 }
 

@@ -111,13 +111,15 @@ template <class T, class Stored> Tensors attention(const ExactProblem& p, const 
   return out;
 }
 
+Site site_on(const hilt::Grid& grid, Index i) {
+  return {i / grid.width / grid.height, i / grid.width % grid.height, i % grid.width};
+}
+
 // The cells around t, as far as a branch may reach on each axis; both count from `first` on.
 void on_grid(const hilt::Plan& plan, const hilt::Branch& b, Index t, Index first, std::vector<std::int32_t>& out) {
   const hilt::Grid& grid = plan.grid();
-  t -= first;
-  const std::array<Index, 3> cells{grid.frames, grid.height, grid.width};
-  const std::array<Index, 3> cell{t / grid.width / grid.height, t / grid.width % grid.height, t % grid.width};
-  std::array<Index, 3> low{}, high{};
+  const Site cells{grid.frames, grid.height, grid.width}, cell = site_on(grid, t - first);
+  Site low{}, high{};
   const std::size_t missing = 3 - b.dimensions();
   for (std::size_t i = missing; i < 3; ++i) {
     const hilt::Branch::Axis& axis = b.axes[i - missing];
@@ -158,12 +160,9 @@ std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
 std::vector<Site> sites_of(const hilt::Plan& plan, bool on_grid) {
   std::vector<Site> out;
   for (const auto& [first, one] : alone(plan))
-    for (Index t = 0, width = one->grid().width, height = one->grid().height; t < one->length(); ++t) {
-      const Index cell = t - one->spec().outside();
+    for (Index t = 0, before = one->spec().outside(); t < one->length(); ++t)
       if (!on_grid) out.push_back({0, 0, t});
-      else if (cell < 0) out.push_back({-1, 0, 0});
-      else out.push_back({cell / width / height, cell / width % height, cell % width});
-    }
+      else out.push_back(t < before ? Site{-1, 0, 0} : site_on(one->grid(), t - before));
   out.resize(at(plan.length()));
   return out;
 }
@@ -305,32 +304,33 @@ double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index
   return decision >= rate ? 65536 / (65536 - rate) : 0;
 }
 
+/// The root of a sum of squares, against the Euclidean size of the exact tensor.
+static double relative(double sum, std::span<const double> exact) {
+  double size = 0;
+  for (const double x : exact) size += x * x;
+  return std::sqrt(sum / std::max(size, std::numeric_limits<double>::min()));
+}
+
 Error measure(std::span<const double> x, std::span<const double> exact) {
   Error e;
-  double difference = 0, size = 0;
+  double difference = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const double d =
         i < x.size() && std::isfinite(x[i]) ? std::abs(x[i] - exact[i]) : std::numeric_limits<double>::infinity();
     if (d > e.max_abs) e.max_abs = d, e.worst_index = i;
     difference += d * d;
-    size += exact[i] * exact[i];
   }
-  e.rel_l2 = difference == 0 ? 0 : std::sqrt(difference / std::max(size, std::numeric_limits<double>::min()));
+  e.rel_l2 = relative(difference, exact);
   return e;
 }
 
 Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive,
             double rounding) {
-  double size = 0, largest_term = 0, size_of_terms = 0;
-  for (double value : exact) size += value * value;
-  for (double value : terms) {
-    largest_term = std::max(largest_term, value);
-    size_of_terms += value * value;
-  }
+  double largest = 0, squares = 0;
+  for (const double term : terms) largest = std::max(largest, term), squares += term * term;
   Error e = measure(x, exact);
-  e.limit = 2 * naive.max_abs + rounding * largest_term;
-  e.rel_limit =
-      2 * naive.rel_l2 + rounding * std::sqrt(size_of_terms / std::max(size, std::numeric_limits<double>::min()));
+  e.limit = 2 * naive.max_abs + rounding * largest;
+  e.rel_limit = 2 * naive.rel_l2 + rounding * relative(squares, exact);
   e.ok = x.size() == exact.size() && e.max_abs <= e.limit && e.rel_l2 <= e.rel_limit;
   return e;
 }

@@ -163,6 +163,8 @@ struct Broken {
   Index query = 0;                               // the one whose first feature suffers most from no_rescale
   double slope = 0, difference = 0;              // of its first feature: the gradient, and a finite difference
   double row_sum = 0;                            // the largest |sum of a row of dS|
+
+  const char* name() const { return kMistakes[static_cast<std::size_t>(mistake)]; }
 };
 
 /// Every mistake, judged as a mode would be; `exact`, `naive` and `terms` are of the whole problem.

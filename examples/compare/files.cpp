@@ -25,11 +25,11 @@ Json broken_of(const Lesson& lesson) {
     Json errors;  // of the first sequence, the heads of the first key head
     for (std::size_t i = 0; i < b.error.size(); ++i)
       errors[kTensors[i]] = error_of(b.error[i], {1, p.length(), i < 2 ? p.heads() / p.kv_heads() : 1, p.dim()});
-    out[kMistakes[static_cast<std::size_t>(b.mistake)]] = {{"error", errors},
-                                                           {"query", b.query},
-                                                           {"gradient", b.slope},
-                                                           {"finite_difference", b.difference},
-                                                           {"row_sum_of_ds", b.row_sum}};
+    out[b.name()] = {{"error", errors},
+                     {"query", b.query},
+                     {"gradient", b.slope},
+                     {"finite_difference", b.difference},
+                     {"row_sum_of_ds", b.row_sum}};
   }
   return out;
 }
@@ -136,8 +136,7 @@ Json pictures_of(const Lesson& lesson) {
       out["heat"][m.name][kTensors[i]] = heat(sheet, m.deviation[i], p.batch(), m.error[i].limit);
   for (const Broken& b : lesson.broken)
     for (std::size_t i = 0; i < kOfTokens; ++i)
-      out["heat"][kMistakes[at(static_cast<Index>(b.mistake))]][kTensors[i]] =
-          heat(sheet, b.deviation[i], 1, b.error[i].limit, true);
+      out["heat"][b.name()][kTensors[i]] = heat(sheet, b.deviation[i], 1, b.error[i].limit, true);
   for (const Arrangement& a : lesson.orders) out["orders"].push_back(picture_of(a));
   return out;
 }
