@@ -40,7 +40,7 @@ template <class F> void for_rows(const ExactProblem& p, const AttendedSets& sets
     for (Index task = first; task < last; ++task)
       for (Index h = task % p.kv_heads * group; h < (task % p.kv_heads + 1) * group; ++h)
         for (Index t = 0; t < p.length; ++t) {
-          if (const auto keys = sets.head(h).row(t); !keys.empty()) f(Row{p, task / p.kv_heads, h, t, keys});
+          if (const auto& keys = sets.head(h).row(t); !keys.empty()) f(Row{p, task / p.kv_heads, h, t, keys});
         }
   });
 }
@@ -197,6 +197,12 @@ ExactTerms exact_terms(const hilt::Plan& plan, const hilt::ScoreTerms& terms) {
   return out;
 }
 
+Index KeyLists::pairs() const {
+  Index sum = 0;
+  for (const auto& row : rows) sum += std::ssize(row);
+  return sum;
+}
+
 AttendedSets attended_sets(const hilt::Plan& plan) {
   AttendedSets out;
   std::map<std::vector<std::int32_t>, std::size_t> known;  // by the tilings a head merges
@@ -205,7 +211,8 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
     const auto [entry, fresh] = known.try_emplace({tilings.begin(), tilings.end()}, out.sets.size());
     out.of_head.push_back(entry->second);
     if (!fresh) continue;
-    std::vector<std::vector<std::int32_t>> rows(at(plan.length()));
+    auto& rows = out.sets.emplace_back().rows;
+    rows.resize(at(plan.length()));
     for (const auto& part : alone(plan)) {
       const std::int32_t first = static_cast<std::int32_t>(part.first);
       const hilt::Plan& one = *part.second;
@@ -214,12 +221,6 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
           for (std::int32_t u : candidates(one, t))
             rows[at(first + t)].insert(rows[at(first + t)].end(), at(one.attends(h, t, u)), first + u);
       });
-    }
-    KeyLists& set = out.sets.emplace_back();
-    set.begin.push_back(0);
-    for (const auto& row : rows) {
-      set.key.insert(set.key.end(), row.begin(), row.end());
-      set.begin.push_back(set.key.size());
     }
   }
   return out;

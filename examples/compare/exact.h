@@ -28,11 +28,9 @@ template <class T> void add_times(T* sum, T factor, const T* x, std::size_t n) {
 
 /// The keys of every row of one attended set; a key that is listed twice stands twice.
 struct KeyLists {
-  std::vector<std::size_t> begin;  // [length + 1]
-  std::vector<std::int32_t> key;
-  std::span<const std::int32_t> row(Index t) const {
-    return std::span(key).subspan(begin[at(t)], begin[at(t) + 1] - begin[at(t)]);
-  }
+  std::vector<std::vector<std::int32_t>> rows;
+  const std::vector<std::int32_t>& row(Index t) const { return rows[at(t)]; }
+  Index pairs() const;
 };
 
 /// The sets of a plan: most heads share one.

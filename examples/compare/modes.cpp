@@ -47,11 +47,10 @@ std::size_t dense_peak(const Problem& p) {
 
 /// Facts of a mode that has yet to run: why it will not.
 Json does_not_fit(const Problem& p, const std::string& mode) {
-  const auto of_kernel = [&] {
-    return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode),
-                                  p.terms, p.q.device());
-  };
-  const std::size_t need = mode == kDense ? dense_peak(p) : of_kernel().peak,
+  const std::size_t need = mode == kDense ? dense_peak(p)
+                                          : hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype,
+                                                                   hilt::parse_backward(mode), p.terms, p.q.device())
+                                                .peak,
                     free = hilt::info().memory_available + hilt::memory_stats().pooled;
   if (need <= free) return Json::object();
   return {{"skipped", "would need " + report::bytes(need) + ", " + report::bytes(free) + " are free"}};
@@ -204,7 +203,7 @@ Json check_rows(const Problem& p, const ExactProblem& exact, const AttendedSets&
   double weights_off = 0, delta_off = 0, slopes_off = 0;  // the latter two against the largest term
   const Index stride = std::max<Index>(1, p.length() / kRows);
   for (Index t = 0; t < p.length(); t += stride) {  // of the first sequence and head
-    const auto keys = sets.head(0).row(t);
+    const auto& keys = sets.head(0).row(t);
     if (keys.empty()) continue;
     const double *const query = &exact.q[at(t * p.heads()) * dim], *const slope = &exact.d_o[at(t * p.heads()) * dim];
     const double delta = dot(slope, &o[at(t * p.heads()) * dim], dim);
@@ -235,7 +234,7 @@ void judge_modes(Lesson& lesson) {
   const ExactProblem problem = exact_problem(p);
   const Tensors exact = exact_attention(problem, sets, p.dtype), naive = naive_attention(problem, sets, p.dtype);
   const Tensors terms = term_sizes(problem, sets, p.dtype);
-  for (std::size_t h : sets.of_head) lesson.pairs += static_cast<Index>(sets.sets[h].key.size());
+  for (std::size_t h : sets.of_head) lesson.pairs += sets.sets[h].pairs();
   for (const KeyLists& set : sets.sets)
     for (Index t = 0; t < p.length(); ++t) lesson.longest_row = std::max(lesson.longest_row, std::ssize(set.row(t)));
   lesson.orders = arrangements_of(*p.plan);

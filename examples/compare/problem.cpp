@@ -53,7 +53,7 @@ void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec&
   const Index lanes =
       program::terms_in_words(s).empty() ? std::min<Index>(hilt::info().threads, s.batch * kv_heads) : 1;
   const double a_pair = (static_cast<double>(s.head_dim) + kPair) * static_cast<double>(s.batch);
-  constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
+  constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow
   std::string fitting;
   Pairs pairs;
   const auto require_time = [&](const hilt::PlanSpec& asked) {

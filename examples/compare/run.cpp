@@ -44,7 +44,7 @@ Dense::Dense(const Problem& p, const AttendedSets& sets) : p_(p), terms_(p.terms
   bool any_empty = false;
   typed([&]<class T>(T) {
     for (Index i = 0; i < tables * length; ++i) {
-      const auto keys = sets.head(i / length).row(i % length);
+      const auto& keys = sets.head(i / length).row(i % length);
       T* const row = bias.mutable_data<T>() + i * length;
       for (std::size_t key = 0, times = 1; key < keys.size(); ++key) {
         times = key > 0 && keys[key] == keys[key - 1] ? times + 1 : 1;
