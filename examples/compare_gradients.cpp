@@ -49,7 +49,7 @@ int work(const program::Options& options, const compare::Settings& settings) {
   outputs.write("compare.html", files.html);
   const bool color = isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");
   if (settings.json) std::cout << files.json;
-  else compare::print_summary(lesson, std::cout, color);
+  else compare::print_summary(lesson, files.words, std::cout, color);
   if (std::cout.flush()) outputs.commit();  // else run() says why; nothing is left
   return lesson.passed() ? 0 : 1;
 }

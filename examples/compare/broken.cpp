@@ -1,6 +1,6 @@
 // The steps of attention and its gradient once more, each with a place for one mistake. Nothing in
 // ops/ has such a place.
-#include "broken.h"
+#include "exact.h"
 #include <limits>
 
 namespace compare {
@@ -13,8 +13,7 @@ constexpr double kMostProducts = 1 << 27;  // of pairs and features: a few secon
 /// tokens along the order and asks the mask about places as if they were tokens.
 std::vector<std::int32_t> keys_of(Mistake mistake, const KeyLists& set, const hilt::Permutation& order, Index t) {
   const bool mistaken = mistake == Mistake::position_for_token;
-  const auto row = set.row(mistaken ? order.position_of[at(t)] : t);
-  std::vector<std::int32_t> keys(row.begin(), row.end());
+  std::vector<std::int32_t> keys = set.row(mistaken ? order.position_of[at(t)] : t);
   if (mistaken)
     for (std::int32_t& u : keys) u = order.token_at[at(u)];
   return keys;
@@ -109,7 +108,7 @@ std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets
   part.q = inputs[0], part.d_o = inputs[1], part.k = inputs[2], part.v = inputs[3];
   part.batch = part.kv_heads = 1, part.heads = whole.heads / whole.kv_heads;
   double pairs = 0;
-  for (Index h = 0; h < part.heads; ++h) pairs += static_cast<double>(sets.head(h).key.size());
+  for (Index h = 0; h < part.heads; ++h) pairs += static_cast<double>(sets.head(h).pairs());
   if (pairs * static_cast<double>(part.dim) > kMostProducts) return {};
   const Tensors right = first_part(whole, exact), textbook = first_part(whole, naive), sizes = first_part(whole, terms);
   constexpr double kStep = 1e-4;
@@ -125,26 +124,23 @@ std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets
     dq.push_back(x[1]);
     out.push_back(std::move(b));
   }
+  if (part.q.empty()) return out;
   // A query that the two rarest mistakes touch: of the first, where a largest score comes late.
-  const std::vector<double>& late = dq[static_cast<std::size_t>(Mistake::no_rescale)];
+  const std::vector<double>& late = out[static_cast<std::size_t>(Mistake::no_rescale)].deviation[1];
+  const Index stride = part.heads * part.dim;
   Index moved = 0;
-  const auto off = [&](Index t) {
-    return std::abs(late[at(t * part.heads * part.dim)] - right[1][at(t * part.heads * part.dim)]);
-  };
   for (Index t = 1; t < std::min(part.length, kUnmasked); ++t)
-    if (off(t) > off(moved)) moved = t;
-  const std::size_t feature = at(moved * part.heads * part.dim);
-  for (std::size_t i = 0; i < out.size() && !late.empty(); ++i) out[i].query = moved, out[i].slope = dq[i][feature];
+    if (late[at(t * stride)] > late[at(moved * stride)]) moved = t;
+  const std::size_t feature = at(moved * stride);
   // A query moves the loss by its own row alone, so the finite difference needs the forward pass of
   // that row.
   for (Broken& b : out) {
-    if (part.q.empty()) break;
+    b.query = moved, b.slope = dq[static_cast<std::size_t>(b.mistake)][feature];
     const std::size_t row = at(b.mistake == Mistake::position_for_token ? order.position_of[at(moved)] : moved);
     AttendedSets one = sets;
-    for (KeyLists& set : one.sets) {
-      const std::size_t begin = set.begin[row], end = set.begin[row + 1];
-      for (std::size_t t = 0; t < set.begin.size(); ++t) set.begin[t] = t <= row ? begin : end;
-    }
+    for (KeyLists& set : one.sets)
+      for (std::size_t t = 0; t < set.rows.size(); ++t)
+        if (t != row) set.rows[t].clear();
     ExactProblem changed = part;
     double unused = 0, ends[2];
     for (int side : {0, 1}) {

@@ -1,10 +1,18 @@
 // Four tokens through the library: each matrix here comes out of the ops that the modes are made
-// of, in f64.
+// of, in f64. And exercises on them: check.py, run by python3, writes them, answers them and judges
+// what a learner wrote.
+#include <unistd.h>
 #include "lesson.h"
-#include <nlohmann/json.hpp>
 
 namespace compare {
 namespace {
+
+constexpr const char* kExercise =
+#include "exercise.inc"
+    ;
+constexpr const char* kCheck =
+#include "check.inc"
+    ;
 
 constexpr Index kTokens = 4, kDim = 2;
 const double kScale = std::log(2.0);
@@ -16,13 +24,10 @@ Tensor as_call(const Tensor& x) { return hilt::reshape(x, {1, kTokens, 1, kDim})
 Tensor as_matrix(const Tensor& x) { return hilt::reshape(x, {kTokens, -1}); }
 
 Json rows_of(const Tensor& x) {
-  const std::vector<double> values = x.to_vector();
-  Json rows = Json::array();
-  const std::size_t columns = at(x.dim(1));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (i % columns == 0) rows.push_back(Json::array());
-    rows.back().push_back(std::round(values[i] * 1e10) / 1e10 + 0.0);  // + 0: no -0
-  }
+  Json rows;
+  for (Index i = 0; i < x.dim(0); ++i)
+    for (const double value : hilt::slice(x, 0, i, i + 1).to_vector())
+      rows[at(i)].push_back(std::round(value * 1e10) / 1e10 + 0.0);  // + 0: no -0
   return rows;
 }
 
@@ -97,6 +102,15 @@ Json by_hand() {
                        {"quotient", (loss[1] - loss[0]) / (2 * kStep)},
                        {"gradient", formulas[0].second.to_vector().back()}};
   return out;
+}
+
+void do_exercise(const Settings& s) {
+  const std::string number = std::to_string(s.answer ? s.answer : s.exercise);
+  const char* const what = !s.check.empty() ? "check" : s.answer ? "answer" : "exercise";
+  if (s.check.empty() && number == "0") return;
+  const std::string& value = s.check.empty() ? number : s.check;
+  execlp("python3", "python3", "-c", kCheck, what, value.c_str(), s.out.c_str(), kExercise, nullptr);
+  hilt::fail("--", what, " (", value, "): python3 does not start; install it");
 }
 
 }  // namespace compare

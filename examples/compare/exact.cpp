@@ -5,6 +5,7 @@
 //      dq = c sum_u dS(u) k_u     and, added up over the rows,
 //      dk_u += c dS(u) q          dv_u += M(u) P(u) dO
 #include "exact.h"
+#include <limits>
 
 namespace compare {
 namespace {
@@ -39,7 +40,7 @@ template <class F> void for_rows(const ExactProblem& p, const AttendedSets& sets
     for (Index task = first; task < last; ++task)
       for (Index h = task % p.kv_heads * group; h < (task % p.kv_heads + 1) * group; ++h)
         for (Index t = 0; t < p.length; ++t) {
-          if (const auto keys = sets.head(h).row(t); !keys.empty()) f(Row{p, task / p.kv_heads, h, t, keys});
+          if (const auto& keys = sets.head(h).row(t); !keys.empty()) f(Row{p, task / p.kv_heads, h, t, keys});
         }
   });
 }
@@ -110,13 +111,15 @@ template <class T, class Stored> Tensors attention(const ExactProblem& p, const 
   return out;
 }
 
+Site site_on(const hilt::Grid& grid, Index i) {
+  return {i / grid.width / grid.height, i / grid.width % grid.height, i % grid.width};
+}
+
 // The cells around t, as far as a branch may reach on each axis; both count from `first` on.
 void on_grid(const hilt::Plan& plan, const hilt::Branch& b, Index t, Index first, std::vector<std::int32_t>& out) {
   const hilt::Grid& grid = plan.grid();
-  t -= first;
-  const std::array<Index, 3> cells{grid.frames, grid.height, grid.width};
-  const std::array<Index, 3> cell{t / grid.width / grid.height, t / grid.width % grid.height, t % grid.width};
-  std::array<Index, 3> low{}, high{};
+  const Site cells{grid.frames, grid.height, grid.width}, cell = site_on(grid, t - first);
+  Site low{}, high{};
   const std::size_t missing = 3 - b.dimensions();
   for (std::size_t i = missing; i < 3; ++i) {
     const hilt::Branch::Axis& axis = b.axes[i - missing];
@@ -157,12 +160,9 @@ std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
 std::vector<Site> sites_of(const hilt::Plan& plan, bool on_grid) {
   std::vector<Site> out;
   for (const auto& [first, one] : alone(plan))
-    for (Index t = 0, width = one->grid().width, height = one->grid().height; t < one->length(); ++t) {
-      const Index cell = t - one->spec().outside();
+    for (Index t = 0, before = one->spec().outside(); t < one->length(); ++t)
       if (!on_grid) out.push_back({0, 0, t});
-      else if (cell < 0) out.push_back({-1, 0, 0});
-      else out.push_back({cell / width / height, cell / width % height, cell % width});
-    }
+      else out.push_back(t < before ? Site{-1, 0, 0} : site_on(one->grid(), t - before));
   out.resize(at(plan.length()));
   return out;
 }
@@ -197,6 +197,12 @@ ExactTerms exact_terms(const hilt::Plan& plan, const hilt::ScoreTerms& terms) {
   return out;
 }
 
+Index KeyLists::pairs() const {
+  Index sum = 0;
+  for (const auto& row : rows) sum += std::ssize(row);
+  return sum;
+}
+
 AttendedSets attended_sets(const hilt::Plan& plan) {
   AttendedSets out;
   std::map<std::vector<std::int32_t>, std::size_t> known;  // by the tilings a head merges
@@ -205,7 +211,8 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
     const auto [entry, fresh] = known.try_emplace({tilings.begin(), tilings.end()}, out.sets.size());
     out.of_head.push_back(entry->second);
     if (!fresh) continue;
-    std::vector<std::vector<std::int32_t>> rows(at(plan.length()));
+    auto& rows = out.sets.emplace_back().rows;
+    rows.resize(at(plan.length()));
     for (const auto& part : alone(plan)) {
       const std::int32_t first = static_cast<std::int32_t>(part.first);
       const hilt::Plan& one = *part.second;
@@ -214,12 +221,6 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
           for (std::int32_t u : candidates(one, t))
             rows[at(first + t)].insert(rows[at(first + t)].end(), at(one.attends(h, t, u)), first + u);
       });
-    }
-    KeyLists& set = out.sets.emplace_back();
-    set.begin.push_back(0);
-    for (const auto& row : rows) {
-      set.key.insert(set.key.end(), row.begin(), row.end());
-      set.begin.push_back(set.key.size());
     }
   }
   return out;
@@ -302,6 +303,37 @@ double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index
                                      key.seed ^ (key.stream >> 32) << 32);
   const double rate = std::floor(p * 65536 + 0.5), decision = words[at(u % 8 / 2)] / (u % 2 ? 65536 : 1) % 65536;
   return decision >= rate ? 65536 / (65536 - rate) : 0;
+}
+
+/// The root of a sum of squares, against the Euclidean size of the exact tensor.
+static double relative(double sum, std::span<const double> exact) {
+  double size = 0;
+  for (const double x : exact) size += x * x;
+  return std::sqrt(sum / std::max(size, std::numeric_limits<double>::min()));
+}
+
+Error measure(std::span<const double> x, std::span<const double> exact) {
+  Error e;
+  double difference = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double d =
+        i < x.size() && std::isfinite(x[i]) ? std::abs(x[i] - exact[i]) : std::numeric_limits<double>::infinity();
+    if (d > e.max_abs) e.max_abs = d, e.worst_index = i;
+    difference += d * d;
+  }
+  e.rel_l2 = relative(difference, exact);
+  return e;
+}
+
+Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive,
+            double rounding) {
+  double largest = 0, squares = 0;
+  for (const double term : terms) largest = std::max(largest, term), squares += term * term;
+  Error e = measure(x, exact);
+  e.limit = 2 * naive.max_abs + rounding * largest;
+  e.rel_limit = 2 * naive.rel_l2 + rounding * relative(squares, exact);
+  e.ok = x.size() == exact.size() && e.max_abs <= e.limit && e.rel_l2 <= e.rel_limit;
+  return e;
 }
 
 }  // namespace compare

@@ -28,11 +28,9 @@ template <class T> void add_times(T* sum, T factor, const T* x, std::size_t n) {
 
 /// The keys of every row of one attended set; a key that is listed twice stands twice.
 struct KeyLists {
-  std::vector<std::size_t> begin;  // [length + 1]
-  std::vector<std::int32_t> key;
-  std::span<const std::int32_t> row(Index t) const {
-    return std::span(key).subspan(begin[at(t)], begin[at(t) + 1] - begin[at(t)]);
-  }
+  std::vector<std::vector<std::int32_t>> rows;
+  const std::vector<std::int32_t>& row(Index t) const { return rows[at(t)]; }
+  Index pairs() const;
 };
 
 /// The sets of a plan: most heads share one.
@@ -128,7 +126,7 @@ Tensors term_sizes(const ExactProblem& problem, const AttendedSets& sets, hilt::
 /// Whether dropout keeps a weight, by its documented definition; multipliers are 0 or 1 / (1 - p).
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p);
 
-// ---- verdict.cpp: when a computed tensor counts as right ----------------------------------------
+// ---- when a computed tensor counts as right ----------------------------------------
 /// How far a tensor is from the exact one.
 struct Error {
   double max_abs = 0;           // largest |x - exact|; infinite if an element is not a number
@@ -148,5 +146,28 @@ Error measure(std::span<const double> x, std::span<const double> exact);
 /// sum of (see term_sizes). A gradient may vanish by cancellation, its terms are what gets rounded.
 Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive,
             double rounding);
+
+// ---- broken.cpp: attention with one mistake in it, to see what each does and how it is found -----
+/// The mistakes people make.
+enum class Mistake { none, no_delta, scaled_twice, position_for_token, no_rescale, half_of_the_keys, no_mask };
+inline constexpr std::array<const char*, 7> kMistakes{
+    "none", "no_delta", "scaled_twice", "position_for_token", "no_rescale", "half_of_the_keys", "no_mask"};
+
+/// What one mistake does to the first sequence and the heads of the first key head.
+struct Broken {
+  Mistake mistake;
+  std::array<Error, 4> error;                    // o, dq, dk, dv
+  std::array<std::vector<double>, 4> deviation;  // |x - exact| of every element of that part
+  Index query = 0;                               // the one whose first feature suffers most from no_rescale
+  double slope = 0, difference = 0;              // of its first feature: the gradient, and a finite difference
+  double row_sum = 0;                            // the largest |sum of a row of dS|
+
+  const char* name() const { return kMistakes[static_cast<std::size_t>(mistake)]; }
+};
+
+/// Every mistake, judged as a mode would be; `exact`, `naive` and `terms` are of the whole problem.
+/// Empty where that would take more than a few seconds.
+std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets, const hilt::Permutation& order,
+                             const Tensors& exact, const Tensors& naive, const Tensors& terms, double rounding);
 
 }  // namespace compare

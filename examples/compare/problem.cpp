@@ -28,28 +28,16 @@ Pairs pairs_of(const hilt::Plan& plan) {
   return pairs;
 }
 
-/// How long judging takes, in products of the exact loops one after the other: each pair costs
-/// about as much as so many features more.
-double products_of(const Pairs& pairs, const Settings& s, Index kv_heads) {
-  constexpr double kPair = 32;
-  const bool terms = !program::terms_in_words(s).empty();  // are added up by one thread
-  const Index lanes = terms ? 1 : std::min<Index>(hilt::info().threads, s.batch * kv_heads);
-  return pairs.all * (static_cast<double>(s.head_dim) + kPair) * static_cast<double>(s.batch) /
-         static_cast<double>(lanes);
-}
+bool fits_pattern(const hilt::PlanSpec& spec) try {
+  return hilt::make_plan(spec) != nullptr;
+} catch (const hilt::Error&) { return false; }
 
 void require(double bytes, const Settings& s, const char* what) {
   program::require_memory("--length (" + std::to_string(s.length) + "): " + what, static_cast<std::size_t>(bytes),
                           "use a smaller --length, --heads, --head-dim or --batch");
 }
 
-}  // namespace
-
-static bool fits_pattern(const hilt::PlanSpec& spec) try {
-  return hilt::make_plan(spec) != nullptr;
-} catch (const hilt::Error&) { return false; }
-
-static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
+void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
   // q, k, v, d_o and the first result of every mode in the type itself; in f64 the inputs, three
   // results of the judge, what a pass of it converts, and each mode's deviations.
   const double modes = static_cast<double>(s.modes.size()), size = static_cast<double>(hilt::size_of(dtype));
@@ -58,13 +46,19 @@ static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dt
   require(numbers * (size * (1 + modes) + sizeof(double) * (6 + modes)), s, "the inputs and what judges them");
 }
 
-static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec) {
-  constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
+void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec) {
+  // How long judging takes, in products of the exact loops one after the other: each pair costs
+  // about as much as so many features more, and terms are added up by one thread.
+  constexpr double kPair = 32;
+  const Index lanes =
+      program::terms_in_words(s).empty() ? std::min<Index>(hilt::info().threads, s.batch * kv_heads) : 1;
+  const double a_pair = (static_cast<double>(s.head_dim) + kPair) * static_cast<double>(s.batch);
+  constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow
   std::string fitting;
   Pairs pairs;
   const auto require_time = [&](const hilt::PlanSpec& asked) {
     pairs = pairs_of(*hilt::make_plan(asked));
-    hilt::check(products_of(pairs, s, kv_heads) <= kMostJudged, "--length (", s.length,
+    hilt::check(pairs.all * a_pair / static_cast<double>(lanes) <= kMostJudged, "--length (", s.length,
                 "): judging every pair of a query and a key by exact loops would take more than a minute; ", fitting,
                 "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
     if (asked.length < s.length) fitting = "--length " + std::to_string(asked.length) + " would fit, or ";
@@ -79,6 +73,8 @@ static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::Pl
   require_time(spec);
   require(kListed * pairs.listed, s, "the list of attended pairs");
 }
+
+}  // namespace
 
 Problem make_problem(const Settings& s) {
   const Index kv_heads = s.kv_heads == 0 ? s.heads : s.kv_heads;

@@ -3,29 +3,39 @@
 #include "lesson.h"
 
 namespace compare {
-Machine measure_machine(const Problem& p) {
-  Machine m;
-  m.info = hilt::info();
+Json measure_machine(const Problem& p) {
+  const hilt::Info i = hilt::info();
   const hilt::Device device = p.q.device();
   // Large enough to miss every cache, small enough to be over soon.
   constexpr Index kCopied = Index{1} << 25;  // elements of 4 bytes: 128 MiB read, 128 MiB written
   hilt::Tensor to = hilt::zeros({kCopied}, hilt::DType::f32, device);
   const hilt::Tensor from = hilt::zeros({kCopied}, hilt::DType::f32, device);
-  m.copy_gb_s =
-      2.0 * static_cast<double>(from.bytes()) / program::best_seconds(6, device, [&] { hilt::copy(to, from); }) * 1e-9;
-  m.gemm_gflop_s = program::product_gflops(device, p.dtype, device.is_cpu() ? 1024 : 8192);
-  return m;
+  const double seconds = program::best_seconds(6, device, [&] { hilt::copy(to, from); });
+  return {{"version", i.version},
+          {"build_type", i.build_type},
+          {"compiler", i.compiler},
+          {"blas", i.blas},
+          {"devices", i.devices},
+          {"isa", i.isa_active},
+          {"threads", i.threads},
+          {"memory_bytes", i.memory},
+          {"routes", Json::array()},
+          {"copy_gb_s", 2.0 * static_cast<double>(from.bytes()) / seconds * 1e-9},
+          {"gemm_gflop_s", program::product_gflops(device, p.dtype, device.is_cpu() ? 1024 : 8192)},
+          {"measured_twice", false}};
 }
 
 void measure_machine_again(Lesson& lesson) {
   double fastest = 0;  // GFLOP/s forward
   for (const Mode& m : lesson.modes)
-    if (m.forward_ms > 0) fastest = std::max(fastest, m.forward_flops / m.forward_ms * 1e-6);
-  if (fastest <= lesson.machine.gemm_gflop_s) return;
-  const Machine again = measure_machine(lesson.problem);
-  lesson.machine.copy_gb_s = std::max(lesson.machine.copy_gb_s, again.copy_gb_s);
-  lesson.machine.gemm_gflop_s = std::max(lesson.machine.gemm_gflop_s, again.gemm_gflop_s);
-  lesson.machine.measured_twice = true;
+    if (m.ran() && m.number("forward_ms") > 0)
+      fastest = std::max(fastest, m.number("forward_flops") / m.number("forward_ms") * 1e-6);
+  Json& machine = lesson.machine;
+  if (fastest <= machine["gemm_gflop_s"].get<double>()) return;
+  const Json again = measure_machine(lesson.problem);
+  for (const char* ceiling : {"copy_gb_s", "gemm_gflop_s"})
+    machine[ceiling] = std::max(machine[ceiling], again[ceiling]);
+  machine["measured_twice"] = true;
 }
 
 namespace {
@@ -53,22 +63,13 @@ Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
   return small;
 }
 
-Sample measure(const Lesson& lesson, const Problem& p, Index x, bool with_dense, int repeats) {
-  Sample sample{.x = x};
-  std::optional<Dense> dense;
-  if (with_dense && lesson.mode(kDense)) dense.emplace(p, attended_sets(*p.plan));
-  for (const Mode& mode : lesson.modes) {
-    if (!mode.ran() || (mode.name == kDense && !dense)) continue;
-    std::vector<double> ms;
-    for (int i = 0; i < repeats; ++i) {
-      const Run run = run_once(p, mode.name, mode.name == kDense ? &*dense : nullptr);
-      ms.push_back(run.forward_ms + run.backward_ms);
-      sample.saved_bytes[mode.name] = static_cast<double>(run.saved_bytes);
-    }
-    std::ranges::sort(ms);
-    sample.ms[mode.name] = ms[ms.size() / 2];  // of an odd number
-  }
-  return sample;
+/// A point of a figure: time and kept bytes of the modes that ran, by f(mode), with or without dense.
+template <class F> Json sample(const Lesson& lesson, const char* what, Index x, bool with_dense, F&& f) {
+  std::map<std::string, double> ms, saved_bytes;
+  for (const Mode& mode : lesson.modes)
+    if (mode.ran() && (with_dense || mode.name != kDense))
+      std::tie(ms[mode.name], saved_bytes[mode.name]) = std::pair<double, double>(f(mode));
+  return {{what, x}, {"ms", ms}, {"saved_bytes", saved_bytes}};
 }
 
 }  // namespace
@@ -76,10 +77,22 @@ Sample measure(const Lesson& lesson, const Problem& p, Index x, bool with_dense,
 void measure_scaling(Lesson& lesson) {
   using Clock = std::chrono::steady_clock;
   const Problem& p = lesson.problem;
-  const auto add = [&](std::vector<Sample>& samples, Index length, const hilt::Pattern& pattern, Index x,
-                       bool with_dense, int repeats) {
+  const auto add = [&](Json& samples, const char* what, Index x, const hilt::Pattern& pattern, Index length,
+                       int repeats) {
+    const bool with_dense = repeats > 1;
     try {
-      samples.push_back(measure(lesson, resized(p, length, pattern), x, with_dense, repeats));
+      const Problem small = resized(p, length, pattern);
+      const AttendedSets sets = with_dense && lesson.mode(kDense) ? attended_sets(*small.plan) : AttendedSets();
+      samples.push_back(sample(lesson, what, x, with_dense, [&](const Mode& mode) {
+        const std::function<Run()> pass = pass_of(small, mode.name, sets);
+        std::vector<std::pair<double, std::size_t>> runs;
+        for (int i = 0; i < repeats; ++i) {
+          const Run run = pass();
+          runs.emplace_back(run.ms(), run.saved_bytes);
+        }
+        std::ranges::sort(runs);
+        return runs[runs.size() / 2];  // of an odd number
+      }));
     } catch (const hilt::Error&) {
       // A pattern that names blocks, say, has no shorter version: the figure has a point less.
     }
@@ -89,20 +102,17 @@ void measure_scaling(Lesson& lesson) {
   auto start = Clock::now();
   const Index short_length = std::min<Index>(p.length(), 1024);
   for (Index keys = 8; keys <= short_length && keys <= 8 * p.dim() && in_time(start); keys *= 2)
-    add(lesson.by_keys, short_length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys, false,
+    add(lesson.by_keys, "keys", keys, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, short_length,
         1);
 
   start = Clock::now();
   const bool packed = !p.plan->spec().documents.empty();  // and nothing shorter is like it
   for (Index length = std::max(kShortest, p.length() / 32); !packed && length < p.length() && in_time(start);
        length *= 2)
-    add(lesson.by_length, length, p.plan->spec().pattern, length, true, kRepeats);
-  Sample whole{.x = p.length()};
-  for (const Mode& mode : lesson.modes)
-    if (mode.ran())
-      whole.ms[mode.name] = mode.forward_ms + mode.backward_ms,
-      whole.saved_bytes[mode.name] = static_cast<double>(mode.saved_bytes);
-  lesson.by_length.push_back(whole);
+    add(lesson.by_length, "length", length, p.plan->spec().pattern, length, kRepeats);
+  lesson.by_length.push_back(sample(lesson, "length", p.length(), true, [](const Mode& mode) {
+    return std::pair(mode.number("forward_ms") + mode.number("backward_ms"), mode.number("saved_bytes"));
+  }));
 }
 
 }  // namespace compare
