@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include "../program/outputs.h"
 #include "../program/report/page.h"
 #include "../program/report/text.h"
@@ -27,7 +28,7 @@ struct MemoryPlan {
     double bytes;
   };
   std::vector<Item> largest;  // single tensors, or sets of alike ones, descending
-  double total() const;
+  double total() const { return parameters + gradients + moments + activations + working; }
 };
 /// Where more than `most` is needed without attention, its plan, which takes time, is not made.
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
@@ -109,17 +110,9 @@ class Progress {
 
 // ---- the run ------------------------------------------------------------------------------------
 /// Where a few heads of the first and the last block look, on the first held-out row: of text a row
-/// for each of the last tokens, `text`; of a board, `width` cells wide, where one cell looks.
-struct AttentionMaps {
-  Index columns = 0, rows = 0, cell = -1;
-  std::string text;
-  struct Head {
-    Index layer, number;
-    std::string levels;  // of cells, packed
-  };
-  std::vector<Head> heads;  // none where nobody can tell
-};
-AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width);
+/// for each of the last tokens, `text`; of a board, `width` cells wide, where one cell looks. Null
+/// where nobody can tell.
+Json attention_maps(const hilt::Transformer& model, const Task& task, Index width);
 
 struct Story {
   const Settings& settings;
@@ -133,7 +126,7 @@ struct Story {
   double held_out = -1;         // nats on them; below 0: the run ended early
   std::vector<std::pair<Index, std::string>> samples;  // by step
   std::string verdict;
-  AttentionMaps attention;
+  Json attention;  // attention_maps
 };
 std::string to_html(const Story& story);
 
@@ -192,10 +185,5 @@ template <class F> void said_by(const hilt::Checkpoint& checkpoint, F&& f) try {
 
 /// Throws Code::data where the checkpoint's tensors are not such a model's: before it is made.
 void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint);
-
-/// SIGINT, SIGTERM and SIGHUP ask politely: interrupted() turns true. SIGINT after any of them ends
-/// the process at once; a terminal that goes away says so twice.
-void catch_interrupts();
-bool interrupted();
 
 }  // namespace train
