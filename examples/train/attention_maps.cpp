@@ -21,7 +21,7 @@ static std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor
   return found;
 }
 
-AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
+Json attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
   constexpr Index kTokens = 48, kHeads = 4;
   const hilt::Tape::Pause pause;
   hilt::Transformer plain = model;
@@ -36,11 +36,7 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
   const report::Sheet sheet({{columns, count / columns, count}});
   std::string text;
   if (width == 0) text = task.vocabulary().decode(hilt::slice(ids, 1, first, length).to_vector<std::int32_t>());
-  AttentionMaps out{sheet.columns,
-                    sheet.rows,
-                    cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)]),
-                    program::printable(text, "\n"),
-                    {}};
+  Json maps = Json::array();
   for (const Index layer : std::set<Index>{0, std::ssize(packed) - 1}) {
     const hilt::HilbertSelfAttention& attention = plain.blocks[at(layer)].attention;
     const Tensor& x = packed[at(layer)];
@@ -57,10 +53,14 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
           std::uint8_t& shade = cells[sheet.cell[at((row.row - rows[0]) * (length - key) + row.keys[i] - key)]];
           shade = std::max(shade == 7 ? std::uint8_t{0} : shade, level(row.weights[i]));
         }
-      out.heads.push_back({layer + 1, h + 1, report::packed(cells)});
+      maps.push_back({{"layer", layer + 1}, {"head", h + 1}, {"cells", report::packed(cells)}});
     }
   }
-  return out;
+  return {{"columns", sheet.columns},
+          {"rows", sheet.rows},
+          {"cell", cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)])},
+          {"text", program::printable(text, "\n")},
+          {"maps", maps}};
 }
 
 }  // namespace train

@@ -29,8 +29,6 @@ Index count_parameters(const hilt::TransformerConfig& c) {
          norm + (c.tie_weights ? 0 : c.width * c.vocab) + count_terms(c);
 }
 
-double MemoryPlan::total() const { return parameters + gradients + moments + activations + working; }
-
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device, double most) {
   const hilt::DType dtype = program::dtype_of(s.dtype);
   const auto size = static_cast<double>(hilt::size_of(dtype)), terms = static_cast<double>(count_terms(c)),

@@ -1,6 +1,5 @@
 // report.html: what was trained, how its loss fell beside simpler readers, and what it writes. Here
 // are its numbers; page.html has the words.
-#include <nlohmann/json.hpp>
 #include "run.h"
 
 namespace train {
@@ -57,14 +56,6 @@ Json best_of(const std::vector<Line>& lines) {
           {"risen", number(worst_later - best->val_loss)}};
 }
 
-Json attention_of(const AttentionMaps& shown) {
-  if (shown.heads.empty()) return {};
-  Json maps = Json::array();
-  for (const AttentionMaps::Head& h : shown.heads)
-    maps.push_back({{"layer", h.layer}, {"head", h.number}, {"cells", h.levels}});
-  return {{"columns", shown.columns}, {"rows", shown.rows}, {"cell", shown.cell}, {"text", shown.text}, {"maps", maps}};
-}
-
 }  // namespace
 
 std::string to_html(const Story& story) {
@@ -96,7 +87,7 @@ std::string to_html(const Story& story) {
       {"exact_floor", story.exact_val_floor > 0 ? number(story.exact_val_floor) : Json()},
       {"best", best_of(story.lines)},
       {"samples", thinned(samples, 8)},
-      {"attention", attention_of(story.attention)},
+      {"attention", story.attention},
       {"memory", {m.parameters, m.gradients, m.moments, m.activations, m.working, m.total(), story.measured_bytes}},
       {"command", story.options.command("./run train")},
       {"options", program::printable(options, "\n")},

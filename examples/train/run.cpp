@@ -8,19 +8,28 @@
 #include <filesystem>
 #include <iostream>
 #include <sstream>
-#include "../program/outputs.h"
 
 namespace train {
 namespace {
 
-// Asked to end: by a keyboard, a batch system, or a terminal that goes away. The first time only
-// sets a flag, which the loop reads after each step; the second ends the process.
+// Asked to end: by a keyboard, a batch system, or a terminal that goes away, which says so twice. The
+// first time only sets a flag, which the loop reads after each step; a SIGINT after that ends the process.
 std::atomic<bool> asked{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "a handler may touch nothing else");
 
 void on_signal(int signal) {
   constexpr int kInterrupted = 130;
   if (asked.exchange(true) && signal == SIGINT) ::_exit(kInterrupted);
+}
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup ignores it
 }
 
 using Clock = std::chrono::steady_clock;
@@ -197,11 +206,10 @@ class Run {
     const bool fits = s_.seconds > 0 && !s_.resume;
     while (trainer_->steps() < s_.steps && !stop_) {
       const auto before = Clock::now();
-      const auto step =
-          trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
+      const auto step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, asked);
       const double seconds = seconds_since(before);
       const Index done = trainer_->steps();
-      stop_ = step.stop || (met_.size() == 1 && interrupted());
+      stop_ = step.stop || (met_.size() == 1 && asked);
       if (fits && done == kWarm) warm_ = Clock::now();
       if (fits && done == kTimed) {
         const std::vector<double> taken =
@@ -376,18 +384,6 @@ class Run {
 };
 
 }  // namespace
-
-void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  struct sigaction hangup {};
-  ::sigaction(SIGHUP, nullptr, &hangup);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
-    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup ignores it
-}
-
-bool interrupted() { return asked; }
 
 int run(const program::Options& options, Settings s, const hilt::Comm& met) { return Run(options, s, met)(); }
 }  // namespace train

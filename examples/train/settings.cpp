@@ -1,10 +1,7 @@
 // The options of train and sample, the defaults of each task, and what is refused.
-#include "settings.h"
-#include <cmath>
-#include <filesystem>
-#include <limits>
-#include <sstream>
 #include "run.h"
+#include <filesystem>
+#include <sstream>
 #include "tasks/boards.h"
 #include "tasks/stories.h"
 

@@ -1,7 +1,5 @@
 // An update and an evaluation: micro-batches forward and back, sums over ranks, one AdamW step.
-#include "trainer.h"
-#include <algorithm>
-#include <cmath>
+#include "run.h"
 #include <exception>
 
 namespace train {

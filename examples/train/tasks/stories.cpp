@@ -168,8 +168,7 @@ void Grammar::price(Node& node, const std::string& where) {
   double total = 0;
   for (const Option& o : node.options) total += o.p;
   for (Option& o : node.options) {
-    const bool alone = node.options.size() == 1;
-    check(alone || !o.text.empty(), "Grammar: ", where,
+    check(node.options.size() == 1 || !o.text.empty(), "Grammar: ", where,
           ": a way to continue begins with a brace; it must begin with text");
     o.p /= total;
   }
