@@ -12,7 +12,7 @@
 //      +-----+-----+        each ends beside the cell where the next begins.
 // A half is floored, signed (-3 / 2 = -2), and made even where that is possible: only an odd major
 // side over an even minor one then leaves a diagonal step. Boxes split so in two, three or five.
-#include "ops/hilbert/plan/curve.h"
+#include "ops/hilbert/plan/order.h"
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -140,11 +140,11 @@ template <class Emit> void walk(const Block& box, Emit& emit) {
   });
 }
 
-/// Down to the line that holds a position or a cell: here(part) says whether it lies in that part.
-template <class Here> Block descend(Block box, Here here) {
+/// Down to the line that holds a position or a cell: holds(part) says whether that part does.
+template <class Holds> Block descend(Block box, Holds holds) {
   while (box.line() == nullptr) {
     Block next;
-    split(box, [&](const Block& part) { return here(part) ? next = part, true : false; });
+    split(box, [&](const Block& part) { return holds(part) ? next = part, true : false; });
     box = next;
   }
   return box;

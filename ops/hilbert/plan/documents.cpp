@@ -1,5 +1,4 @@
 // Lists of documents as text, and where equal ones lie.
-#include "ops/hilbert/plan/documents.h"
 #include <algorithm>
 #include <array>
 #include <limits>

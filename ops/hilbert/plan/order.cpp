@@ -110,20 +110,6 @@ Order resolve(Order order, Index length) {
 
 // ---- enumeration: the tokens below a limit, in order --------------------------------------------
 
-// Each calls cell(x, y) for the cells of a grid.
-
-template <class F> void snake(const Grid& grid, const F& cell) {
-  for (Index y = 0; y < grid.height; ++y)
-    for (Index x = 0; x < grid.width; ++x) cell(y % 2 ? grid.width - 1 - x : x, y);
-}
-
-template <class F> void tiles(const Grid& grid, Index height, Index width, const F& cell) {
-  for (Index y0 = 0; y0 < grid.height; y0 += height)
-    for (Index x0 = 0; x0 < grid.width; x0 += width)
-      for (Index y = y0; y < std::min(y0 + height, grid.height); ++y)
-        for (Index x = x0; x < std::min(x0 + width, grid.width); ++x) cell(x, y);
-}
-
 /// One aligned square of 2^k a side, its quadrants in the order of their codes; squares off the
 /// grid are cut whole, so that thin grids cost no more than square ones. As deep as k.
 template <class F> void morton(const Grid& grid, Index x, Index y, Index side, const F& cell) {
@@ -136,18 +122,24 @@ template <class F> void morton(const Grid& grid, Index x, Index y, Index side, c
 
 std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
   if (order.kind == Order::Kind::hilbert) return hilbert_walk(order.grid, limit, order.steps);
-  const Grid& grid = order.grid;
+  const Grid grid = order.kind == Order::Kind::row ? Grid{limit, 1} : order.grid;
   std::vector<std::int32_t> tokens;
   tokens.reserve(static_cast<std::size_t>(limit));
   const auto add = [&](Index x, Index y) {
     if (const Index token = y * grid.width + x; token < limit) tokens.push_back(static_cast<std::int32_t>(token));
   };
-  const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
-  if (order.kind == Order::Kind::snake) snake(grid, add);
-  else if (order.kind == Order::Kind::morton) morton(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), add);
-  else if (order.kind == Order::Kind::tiles) tiles(grid, order.tile_height, order.tile_width, add);
-  else
-    for (Index token = 0; token < limit; ++token) add(token, 0);
+  if (order.kind == Order::Kind::morton) {
+    const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
+    morton(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), add);
+    return tokens;
+  }
+  // Rows are tiles as wide as the grid; a snake turns back in every other.
+  const bool tiles = order.kind == Order::Kind::tiles, snake = order.kind == Order::Kind::snake;
+  const Index height = tiles ? order.tile_height : 1, width = tiles ? order.tile_width : grid.width;
+  for (Index y0 = 0; y0 < grid.height; y0 += height)
+    for (Index x0 = 0; x0 < grid.width; x0 += width)
+      for (Index y = y0; y < std::min(y0 + height, grid.height); ++y)
+        for (Index x = x0; x < std::min(x0 + width, grid.width); ++x) add(snake && y % 2 ? grid.width - 1 - x : x, y);
   return tokens;
 }
 

@@ -1,5 +1,6 @@
 // A plan: its spec checked, a part a ground, a tiling a set; its counts, and the plans in use.
 #include "ops/hilbert/plan/plan.h"
+#include <map>
 #include <numeric>
 #include "core/error.h"
 #include "core/recent.h"
@@ -248,15 +249,6 @@ void become(PlanSpec& spec, const Document& document, std::vector<std::int32_t> 
   spec.order.grid = document.grid;
 }
 
-void add_stats(TileStats& s, const Tiling& t, Index times) {
-  s.full += times * t.met.full;
-  s.partial += times * t.met.partial;
-  s.total += times * static_cast<Index>(t.q_tile.size() * t.k_tile.size());
-  s.pairs += times * t.pairs;
-  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-    s.tile_pairs += times * Index{t.q_tile[i].end - t.q_tile[i].begin} * t.keys_of(i);
-}
-
 }  // namespace
 
 Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
@@ -271,20 +263,18 @@ void Plan::build() {
   std::map<std::pair<std::size_t, std::vector<Index>>, std::int32_t> number;
   std::vector<std::pair<std::size_t, Index>> asked;  // of a tiling: branch, and a head that it is for
   for (Index head = 0; head < spec_.heads; ++head) {
-    head_begin_.push_back(narrow(std::ssize(head_tilings_)));
+    std::vector<std::int32_t>& its = head_tilings_.emplace_back();
     for (std::size_t branch = 0; branch < spec_.pattern.size(); ++branch) {
       if (spec_.pattern[branch].joined || !serves(spec_, branch, head)) continue;
       const auto [entry, fresh] =
           number.try_emplace({branch, variant_of(spec_, branch, head)}, narrow(std::ssize(asked)));
       if (fresh) asked.emplace_back(branch, head);
-      head_tilings_.push_back(entry->second);
+      its.push_back(entry->second);
     }
-    const auto its = std::span(head_tilings_).subspan(at(head_begin_.back()));
     std::ranges::stable_sort(its, std::greater<>(),
                              [&](std::int32_t i) { return spec_.pattern[asked[at(i)].first].dilation; });
-    agree_ = agree_ && (head == 0 || std::ranges::equal(its, std::span(head_tilings_).first(at(head_begin_[1]))));
+    agree_ = agree_ && its == head_tilings_[0];
   }
-  head_begin_.push_back(narrow(std::ssize(head_tilings_)));
 
   for (DocumentList& row : spec_.documents)
     for (Document& d : row)  // one named by its grid has the prefix besides
@@ -347,8 +337,7 @@ const std::vector<Tiling>& Plan::tilings() const {
 
 std::span<const std::int32_t> Plan::tilings_of(Index head) const {
   check(head >= 0 && head < spec_.heads, "plan: head ", head, " of ", spec_.heads);
-  return std::span(head_tilings_)
-      .subspan(at(head_begin_[at(head)]), at(head_begin_[at(head) + 1] - head_begin_[at(head)]));
+  return head_tilings_[at(head)];
 }
 
 Index Plan::attends(Index head, Index t, Index u, Index batch) const {
@@ -410,25 +399,32 @@ Index Plan::empty_rows() const {
 TileStats Plan::stats() const {
   TileStats s;
   for (const PlanPart& part : parts_)
-    for (const Tiling& t : part.tilings) add_stats(s, t, part.places.count(1));
+    for (const Tiling& t : part.tilings) {
+      const Index times = part.places.count(1);
+      s.full += times * t.met.full;
+      s.partial += times * t.met.partial;
+      s.total += times * static_cast<Index>(t.q_tile.size() * t.k_tile.size());
+      s.pairs += times * t.pairs;
+      for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+        s.tile_pairs += times * Index{t.q_tile[i].end - t.q_tile[i].begin} * t.keys_of(i);
+    }
   return s;
 }
 
 std::size_t Plan::bytes() const {
   std::size_t n = sizeof(Plan) + (order_ ? 2 * at(spec_.length) * sizeof(std::int32_t) : 0);
-  const auto add_list = [&](const auto& list) { n += list.capacity() * sizeof list[0]; };
-  const auto add = [&](const Tiling& t) {
-    for (const TokenList* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.q_rank, &t.k_rank})
-      n += list->bytes();
-    for (const Tiling::Axis& axis : t.axis) add_list(axis.key), add_list(axis.low), add_list(axis.high);
-    add_list(t.q_known), add_list(t.k_known), add_list(t.grids), add_list(t.q_tile), add_list(t.k_tile);
-    add_list(t.met.begin), add_list(t.met.run), add_list(t.group);
-  };
-  if (spec_.queries) n += spec_.queries->capacity() * sizeof(std::int32_t);
-  for (const DocumentList& list : spec_.documents) n += sizeof list + list.capacity() * sizeof(Document);
+  const auto add = [&](const auto&... lists) { ((n += lists.capacity() * sizeof lists[0]), ...); };
+  if (spec_.queries) add(*spec_.queries);
+  for (const DocumentList& list : spec_.documents) n += sizeof list, add(list);
   for (const PlanPart& part : parts_) {
-    n += sizeof part + part.places.list.capacity() * sizeof(Tiling::Place) + part.tilings.capacity() * sizeof(Tiling);
-    std::ranges::for_each(part.tilings, add);
+    n += sizeof part;
+    add(part.places.list, part.tilings);
+    for (const Tiling& t : part.tilings) {
+      for (const TokenList* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.q_rank, &t.k_rank})
+        n += list->bytes();
+      for (const Tiling::Axis& axis : t.axis) add(axis.key, axis.low, axis.high);
+      add(t.q_known, t.k_known, t.grids, t.q_tile, t.k_tile, t.met.begin, t.met.run, t.group);
+    }
   }
   return n;
 }

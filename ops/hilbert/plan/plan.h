@@ -1,16 +1,32 @@
 #pragma once
-#include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include "documents.h"
 #include "pattern.h"
 #include "tiling.h"
 
 // A plan: an attended set made ready for kernels. Built once, immutable, shared.
 
 namespace [[gnu::visibility("default")]] hilt {
+
+// Documents stand one after the other in a row, each attended to as if it stood alone.
+
+/// a sequence, or an image, of a row.
+struct Document {
+  Index length = 0;  // in tokens
+  Grid grid{};       // without cells: a sequence, which folds
+
+  Document(Index tokens) : length(tokens) {}                           // a sequence
+  Document(const Grid& cells) : length(cells.cells()), grid(cells) {}  // an image
+  bool folds() const { return grid == Grid{}; }                        // a sequence: an order makes a grid of it
+  friend auto operator<=>(const Document&, const Document&) = default;
+};
+/// Those of one row, from its first token on; what is left of the row belongs to nobody.
+using DocumentList = std::vector<Document>;
+
+/// Reads `100,16x16,4x6x6`, lengths and grids; lists joined by `/` are rows, one list is for all.
+std::vector<DocumentList> parse_documents(std::string_view text);
+std::string to_string(const std::vector<DocumentList>& rows);
 
 /// What a plan is made from.
 struct PlanSpec {
@@ -106,7 +122,7 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   bool forced_ = false, agree_ = true;
   Grid grid_;
   std::vector<PlanPart> parts_;
-  std::vector<std::int32_t> head_begin_, head_tilings_;
+  std::vector<std::vector<std::int32_t>> head_tilings_;  // of each head
 
   void build();
 };

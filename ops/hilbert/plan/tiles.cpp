@@ -149,13 +149,11 @@ class Builder {
   }
   /// The same, where all of them meet but for causality. They are the last of the lists.
   void meet_as_group(Range q, Range k) {
-    const auto begin = [](const Ranges& tiles, Range some, const TokenList& rows) {
-      return some.begin < some.end ? tiles[at(some.begin)].begin : narrow(rows.size());
-    };
     meet(q, k);
+    const auto queries = narrow(t_.q_token.size()), keys = narrow(t_.k_token.size());
     if (q.begin < q.end)
-      t_.group.push_back({{begin(t_.q_tile, q, t_.q_token), narrow(t_.q_token.size())},
-                          {begin(t_.k_tile, k, t_.k_token), narrow(t_.k_token.size())}});
+      t_.group.push_back(
+          {{t_.q_tile[at(q.begin)].begin, queries}, {k.begin < k.end ? t_.k_tile[at(k.begin)].begin : keys, keys}});
   }
 
   /// All tokens in one list. Of a set on axes, boxes() tells which of them meet.

@@ -147,8 +147,7 @@ struct BlockLayout {
 /// pairs: sorted, within n x n.
 BlockLayout lay_out_blocks(WorkOrder wanted, const BlockPairs& pairs, Index n);
 
-/// Key blocks gathered when kTogether query blocks in a row share them: what `automatic` minimizes.
-inline constexpr std::size_t kTogether = 4;
+/// Key blocks gathered when four query blocks in a row share them: what `automatic` minimizes.
 Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs);
 
 /// Fills in q_known and k_known of a part's tilings, once they are all there.

@@ -91,11 +91,13 @@ namespace {
 struct SideFields {
   TokenList Tiling::*token, Tiling::*name, Tiling::*rank;
   std::vector<Tiling::Range> Tiling::*tile;
+  std::vector<std::int32_t> Tiling::*known;
   std::vector<std::vector<std::int32_t> Tiling::Axis::*> on_axis;
 };
-const SideFields kQuerySide{
-    &Tiling::q_token, &Tiling::q_name, &Tiling::q_rank, &Tiling::q_tile, {&Tiling::Axis::low, &Tiling::Axis::high}};
-const SideFields kKeySide{&Tiling::k_token, &Tiling::k_name, &Tiling::k_rank, &Tiling::k_tile, {&Tiling::Axis::key}};
+const SideFields kQuerySide{&Tiling::q_token, &Tiling::q_name,  &Tiling::q_rank,
+                            &Tiling::q_tile,  &Tiling::q_known, {&Tiling::Axis::low, &Tiling::Axis::high}};
+const SideFields kKeySide{&Tiling::k_token, &Tiling::k_name,  &Tiling::k_rank,
+                          &Tiling::k_tile,  &Tiling::k_known, {&Tiling::Axis::key}};
 
 void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
   const TokenList &token = from.*side.token, &name = from.*side.name;
@@ -130,17 +132,16 @@ void add_all_keys(Tiling& to, const Tiling& from, const Moved& by) { add_all(kKe
 
 Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* keys, Tiling::Lists met) {
   Tiling out;
-  if (queries) add_queries(out, t, queries->entries), out.q_tile = queries->tiles;
-  else add_all_queries(out, t);
-  if (keys) add_keys(out, t, keys->entries), out.k_tile = keys->tiles;
-  else add_all_keys(out, t);
-  const auto known = [](const std::vector<std::int32_t>& from, const Selection* rows) {
-    if (!rows || from.empty()) return from;
-    std::vector<std::int32_t> to;
-    for (const std::int32_t i : rows->entries) to.push_back(from[at(i)]);
-    return to;
-  };
-  out.q_known = known(t.q_known, queries), out.k_known = known(t.k_known, keys);
+  for (const auto& [side, rows] : {std::pair(&kQuerySide, queries), std::pair(&kKeySide, keys)}) {
+    if (rows) {
+      add_entries(*side, out, t, rows->entries, {});
+      add_axis(out.*side->known, t.*side->known, rows->entries, 1, 0);
+      out.*side->tile = rows->tiles;
+    } else {
+      add_all(*side, out, t, {});
+      out.*side->known = t.*side->known;
+    }
+  }
   out.grids = t.grids, out.met = std::move(met), out.pairs = t.pairs;
   return out;
 }

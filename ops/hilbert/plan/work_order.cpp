@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/curve.h"
 
 namespace hilt {
 namespace {
@@ -27,19 +26,18 @@ BlockLayout along_curve(const BlockPairs& pairs, Index n) {
   for (std::size_t e = 0; e < pairs.size(); ++e)
     walk.emplace_back(hilbert_position(grid, {pairs[e].second, pairs[e].first}), e);
   std::ranges::sort(walk);
-  BlockLayout out{WorkOrder::hilbert, {}, {}};
-  std::vector<bool> seen_query(at(n)), seen_key(at(n));
-  const auto append_once = [](Blocks& list, std::vector<bool>& seen, std::int32_t block) {
-    if (!seen[at(block)]) list.push_back(block);
-    seen[at(block)] = true;
+  const auto blocks = [&](auto side) {
+    Blocks out;
+    std::vector<bool> seen(at(n));
+    const auto append_once = [&](std::int32_t block) {
+      if (!seen[at(block)]) out.push_back(block);
+      seen[at(block)] = true;
+    };
+    for (const auto& [position, e] : walk) append_once(pairs[e].*side);
+    std::ranges::for_each(query_run(0, n), append_once);
+    return out;
   };
-  for (const auto& [position, e] : walk) {
-    append_once(out.queries, seen_query, pairs[e].first);
-    append_once(out.keys, seen_key, pairs[e].second);
-  }
-  for (std::int32_t block : query_run(0, n))
-    append_once(out.queries, seen_query, block), append_once(out.keys, seen_key, block);
-  return out;
+  return {WorkOrder::hilbert, blocks(&BlockPairs::value_type::first), blocks(&BlockPairs::value_type::second)};
 }
 
 }  // namespace
@@ -57,6 +55,7 @@ BlockLayout lay_out_blocks(WorkOrder wanted, const BlockPairs& pairs, Index n) {
 }
 
 Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs) {
+  constexpr std::size_t kTogether = 4;
   Index gathered = 0;
   Blocks wanted;
   for (std::size_t begin = 0; begin < layout.queries.size(); begin += kTogether) {

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 #include "core/random.h"
-#include "ops/hilbert/plan/curve.h"
+#include "ops/hilbert/plan/order.h"
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"

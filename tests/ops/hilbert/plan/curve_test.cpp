@@ -1,6 +1,6 @@
 // The Hilbert curve on every rectangle up to 128 x 128 and every box up to 10: each cell once,
 // steps as promised, both directions.
-#include "ops/hilbert/plan/curve.h"
+#include "ops/hilbert/plan/order.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "ops/hilbert/plan/order.h"
 #include "tests/support/scale.h"
 
 using namespace hilt;
