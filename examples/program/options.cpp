@@ -1,18 +1,12 @@
 // Options bound to variables, over CLI11: ranges, proposals for misspelt names, the same in a file.
-#include "options.h"
+#include "program.h"
 #include <CLI/CLI.hpp>
 #include <hilt/core/io/text.h>
 #include <cerrno>
-#include <charconv>
-#include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <map>
-#include <sstream>
-#include "program.h"
 
 namespace program {
 namespace {
@@ -23,7 +17,7 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return hilt::did_you_mean(name, views, prefix);
 }
 
-std::string shortest(double value) {
+template <class T> std::string shortest(T value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value);
   return std::string(text, end);
@@ -57,15 +51,19 @@ std::string unquoted(const std::string& text, const std::string& where) {
   return out;
 }
 
-template <class T> T read_number(const std::string& text, T low, T high, const char* what) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool all_of_it = !text.empty() && end == text.data() + text.size();
-  if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", brief(text), "' is not ", what);
-  std::ostringstream range;
-  range << low << ".." << high;
-  if (error == std::errc::result_out_of_range || !(value >= low && value <= high)) hilt::fail("must be ", range.str());
-  return value;
+template <class T> std::string range_of(T low, T high) { return shortest(low) + ".." + shortest(high); }
+
+/// Reads numbers of this range into a value.
+template <class T, class Value> auto reader(T low, T high, Value& value) {
+  return [=, &value](const std::string& text) {
+    T read{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), read);
+    if (text.empty() || end != text.data() + text.size() || error == std::errc::invalid_argument)
+      hilt::fail("'", brief(text), "' is not a ", std::is_integral_v<T> ? "whole " : "", "number");
+    if (error == std::errc::result_out_of_range || !(read >= low && read <= high))
+      hilt::fail("must be ", low, "..", high);
+    value = read;
+  };
 }
 
 const std::string& one_of(const std::string& text, const std::vector<std::string>& names) {
@@ -76,19 +74,19 @@ const std::string& one_of(const std::string& text, const std::vector<std::string
 
 constexpr std::size_t kHelp = 50;  // columns beside the names of the options
 
-struct Entry {
-  std::string name{}, group{}, preset{}, raw{};
+struct Entry : Options::Value {
+  std::string name{};
   CLI::Option* option = nullptr;
   std::function<void(const std::string&)> set{};  // throws what is wrong with the value, without naming the option
   std::function<std::string()> get{};
-  bool is_text = true, from_file = false;
+  bool from_file = false;
 };
 
 }  // namespace
 
 struct Options::Parser {
   CLI::App app;
-  std::deque<Entry> entries;  // CLI writes to `raw`: entries must not move
+  std::vector<Entry> entries;
   std::string config, group;
   bool print_config = false;
   std::function<void()> then;
@@ -101,14 +99,14 @@ struct Options::Parser {
   }
 
   /// Without a kind of value it is a flag.
-  Entry& add(const std::string& name, const std::string& kind, const std::string& help,
-             std::function<void(const std::string&)> set, std::function<std::string()> get) {
-    Entry& e = entries.emplace_back(Entry{.name = name, .group = group, .set = std::move(set), .get = std::move(get)});
-    const std::string description = wrapped(help, kHelp);
-    e.option = kind.empty() ? app.add_flag(name, description)
-                            : app.add_option(name, e.raw, description)->type_name(kind)->take_last();
-    if (!group.empty()) e.option->group(group);
-    return e;
+  void add(const std::string& name, const std::string& kind, const std::string& help,
+           std::function<void(const std::string&)> set, std::function<std::string()> get, bool is_text = true) {
+    const auto known = [](const CLI::results_t&) { return true; };  // what is said is read when all is known
+    CLI::Option* const option =
+        kind.empty() ? app.add_flag(name) : app.add_option(name, known)->type_name(kind)->take_last();
+    option->description(wrapped(help, kHelp));
+    if (!group.empty()) option->group(group);
+    entries.push_back({{name.substr(2), "", is_text, group, ""}, name, option, std::move(set), std::move(get)});
   }
 
   Entry* find(const std::string& name) {
@@ -181,29 +179,27 @@ void Options::group(const std::string& heading) { parser_->group = heading; }
 
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
   const auto set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
-  parser_->add(name, "", help, set, [&value] { return std::string(value ? "true" : "false"); }).is_text = false;
+  parser_->add(
+      name, "", help, set, [&value] { return std::string(value ? "true" : "false"); }, false);
 }
 
 void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                       const std::string& help) {
   const bool optional = value < low;  // until it is given there is none
-  const std::string preset = optional ? "" : "; default " + std::to_string(value);
-  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
-  const auto get = [=, &value] { return value < low ? "" : std::to_string(value); };
-  parser_->add(name, "N", help + " (" + std::to_string(low) + ".." + std::to_string(high) + preset + ")", set, get)
-      .is_text = optional;
+  const std::string preset = optional ? "" : "; default " + shortest(value);
+  const auto get = [=, &value] { return value < low ? "" : shortest(value); };
+  parser_->add(name, "N", help + " (" + range_of(low, high) + preset + ")", reader(low, high, value), get, optional);
 }
 
 void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {
-  const std::string range = shortest(low) + ".." + shortest(high) + "; default " + shortest(value);
-  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
-  parser_->add(name, "X", help + " (" + range + ")", set, [&value] { return shortest(value); }).is_text = false;
+  const std::string range = range_of(low, high) + "; default " + shortest(value);
+  const auto get = [&value] { return shortest(value); };
+  parser_->add(name, "X", help + " (" + range + ")", reader(low, high, value), get, false);
 }
 
 void Options::number(const std::string& name, std::optional<double>& value, double low, double high,
                      const std::string& help) {
-  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
-  parser_->add(name, "X", help, set, [&value] { return value ? shortest(*value) : ""; });
+  parser_->add(name, "X", help, reader(low, high, value), [&value] { return value ? shortest(*value) : ""; });
 }
 
 void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
@@ -243,9 +239,8 @@ bool Options::parse(int argc, char** argv) {
   CLI::App& app = parser_->app;
   app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");
   app.add_flag("--print-config", parser_->print_config, "Print all options as an INI file and exit");
-  const std::string debug_help =
-      wrapped("After an error, print the stack of where it was thrown; unfinished files stay", kHelp);
-  app.add_flag("--debug", debug_help);
+  app.add_flag("--debug")->description(
+      wrapped("After an error, print the stack of where it was thrown; unfinished files stay", kHelp));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -261,11 +256,8 @@ bool Options::parse(int argc, char** argv) {
                parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
-  for (Entry& e : parser_->entries) {
-    if (e.option->count() == 0) continue;
-    const bool is_flag = e.option->get_expected_max() == 0;
-    parser_->set(e, is_flag ? e.option->results().back() : e.raw, "");
-  }
+  for (Entry& e : parser_->entries)
+    if (e.option->count() > 0) parser_->set(e, e.option->results().back(), "");
   for (const Entry& e : parser_->entries)
     if (e.option->count() > 1 && !std::getenv("RANK"))  // several ranks would all say so
       std::cerr << app.get_name() + ": warning: " + e.name + ": given " + std::to_string(e.option->count()) +
@@ -300,8 +292,8 @@ std::string Options::command(const std::string& program) const {
 }
 
 std::vector<Options::Value> Options::values() const {
-  std::vector<Value> all;
-  for (const Entry& e : parser_->entries) all.push_back({e.name.substr(2), e.get(), e.is_text, e.group, e.preset});
+  std::vector<Value> all(parser_->entries.begin(), parser_->entries.end());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].value = parser_->entries[i].get();
   return all;
 }
 
