@@ -16,7 +16,6 @@
 #include <nlohmann/json.hpp>
 #include "compare/exact.h"
 #include "program/program.h"
-#include "program/ranks.h"
 
 using namespace hilt;
 
@@ -111,10 +110,8 @@ struct Run {
     };
     alone();
     const double one_ms = median_ms(s.repeat, alone);
-    const double rounding = dtype == DType::f64   ? 1e-12
-                            : dtype == DType::f32 ? 1e-5
-                            : dtype == DType::f16 ? 4e-3
-                                                  : 3e-2;
+    static const std::map<DType, double> kRounding{
+        {DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};
     bool right = true;
     for (std::size_t i = 0; i < one.size(); ++i) {
       const std::vector<double> should = one[i].second.to_vector();
@@ -122,7 +119,7 @@ struct Run {
       double largest = 1;
       for (const double x : should) largest = std::max(largest, std::abs(x));
       out["max_error_vs_one_rank"][one[i].first] = worst;
-      right = right && worst <= rounding * largest;
+      right = right && worst <= kRounding.at(dtype) * largest;
     }
     out["one_rank_ms"] = one_ms;
     out["efficiency"] = one_ms / (ms * comm.size());
@@ -184,14 +181,11 @@ int main(int argc, char** argv) {
     // Before anything is made: the plan, and q, k, v, o and their gradients, whole where compared.
     const bool on_cpu = s.over != "nccl" && program::device_of(s.device, program::dtype_of(s.dtype)).is_cpu();
     const Index inputs = !on_cpu ? 0 : s.alone || program::ranks_started(1) > 1 ? 1 : s.ranks;
-    const auto whole = [&](Index heads) {
-      return program::saturated_product(
-          {4, inputs, s.batch, s.length, heads, s.head_dim, static_cast<Index>(size_of(program::dtype_of(s.dtype)))});
-    };
+    const auto size = static_cast<Index>(size_of(program::dtype_of(s.dtype)));
     program::require_memory(
         "--length (" + std::to_string(s.length) + ")",
-        program::saturated_sum({whole(s.heads), whole(s.kv_heads),
-                                program::least_plan_bytes(s.length, program::pattern_of(s.pattern, s.length))}),
+        program::product_of({4, inputs, s.batch, s.length, s.heads + s.kv_heads, s.head_dim, size}) +
+            program::least_plan_bytes(s.length, program::pattern_of(s.pattern, s.length)),
         "ask for fewer tokens, heads or ranks");
     if (s.over == "nccl") (void)program::device_of("cuda");  // says here and now that there is none
     std::string same = row_order_forced() ? "HILT_FORCE_ORDER = row" : "HILT_FORCE_ORDER = (unset)";

@@ -1,6 +1,5 @@
 #pragma once
 #include "../program/program.h"
-#include "../program/report/text.h"
 #include "arrangement.h"
 #include "broken.h"
 

@@ -39,7 +39,7 @@ double products_of(const Pairs& pairs, const Settings& s, Index kv_heads) {
 }
 
 void require(double bytes, const Settings& s, const char* what) {
-  program::require_memory("--length (" + std::to_string(s.length) + "): " + what, static_cast<std::size_t>(bytes),
+  program::require_memory("--length (" + std::to_string(s.length) + "): " + what, bytes,
                           "use a smaller --length, --heads, --head-dim or --batch");
 }
 

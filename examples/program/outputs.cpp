@@ -1,5 +1,5 @@
 // Files are written under hidden names and renamed at the end: a failed run leaves none.
-#include "outputs.h"
+#include "program.h"
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>

@@ -91,20 +91,17 @@ class Output : public std::streambuf {
 
  private:
   bool noted(bool ok) {
-    if (!ok && errno == EPIPE) reader_left_ = true;
     if (!ok && error_ == 0) error_ = errno;
-    return ok || reader_left_;
+    return ok || reader_left();
   }
+  bool reader_left() const { return error_ == EPIPE; }
   int_type overflow(int_type c) override {
-    if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
-    const auto put = [&] { return under_->sputc(traits_type::to_char_type(c)) != traits_type::eof(); };
-    return reader_left_ || noted(put()) ? c : traits_type::eof();
+    return reader_left() || noted(under_->sputc(static_cast<char>(c)) != EOF) ? c : EOF;
   }
-  int sync() override { return reader_left_ || noted(under_->pubsync() == 0) ? 0 : -1; }
+  int sync() override { return reader_left() || noted(under_->pubsync() == 0) ? 0 : -1; }
 
   std::streambuf* under_;
   int error_ = 0;
-  bool reader_left_ = false;
 };
 
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
@@ -119,9 +116,12 @@ template <class F> auto named(const std::string& option, const std::string& text
                   "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
-/// Adds it to those that are there, once.
-void add_once(std::vector<std::string>& lines, std::string line) {
-  if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
+/// What line_of says of each, once.
+template <class T, class F> std::vector<std::string> each_once(const std::vector<T>& all, F&& line_of) {
+  std::vector<std::string> lines;
+  for (const T& one : all)
+    if (const std::string line = line_of(one); std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
+  return lines;
 }
 
 }  // namespace
@@ -188,18 +188,15 @@ int run(const std::string& program, const std::function<int()>& work) {
 }
 
 std::vector<std::string> routes_taken() {
-  std::vector<std::string> lines;
-  for (const hilt::AttentionRoute& r : hilt::attention_routes())
-    add_once(lines, std::string(r.pass) + " on " + std::string(r.route) +
-                        (r.reason.empty() ? "" : ": " + std::string(r.reason)));
-  return lines;
+  return each_once(hilt::attention_routes(), [](const hilt::AttentionRoute& r) {
+    return std::string(r.pass) + " on " + std::string(r.route) + (r.reason.empty() ? "" : ": ") + std::string(r.reason);
+  });
 }
 
 std::vector<std::string> fallbacks_taken() {
-  std::vector<std::string> lines;
-  for (const hilt::Fallback& f : hilt::attention_fallbacks())
-    add_once(lines, std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
-  return lines;
+  return each_once(hilt::attention_fallbacks(), [](const hilt::Fallback& f) {
+    return std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
+  });
 }
 
 std::vector<std::string> oddities_of(const hilt::Plan& plan, const std::string& option) {
@@ -266,6 +263,13 @@ hilt::Device device_of(const std::string& text, hilt::DType dtype) {
   return hilt::device_named(text);
 }
 
+hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype) {
+  hilt::Device device = device_of(text, dtype);
+  if (device.is_cuda() && !text.starts_with("cuda:"))
+    device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
+  return device;
+}
+
 hilt::Order order_of(const std::string& text, hilt::Index length) {
   return named("--order", text, [&] {
     const hilt::Order order = hilt::parse_order(text, length);
@@ -296,10 +300,9 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std:
 }
 
 hilt::Grid grid_of(const std::string& text, hilt::Index most) {
-  hilt::Grid grid;
-  const auto sides = hilt::split_text(text, 'x');
-  const auto side = [&](std::size_t i) { return hilt::number_in<hilt::Index>(sides[i]).value_or(0); };
-  if (sides.size() == 2) grid.height = side(0), grid.width = side(1);
+  const auto [height, width] = hilt::cut_text(text, 'x');
+  const auto side = [](std::string_view number) { return hilt::number_in<hilt::Index>(number).value_or(0); };
+  const hilt::Grid grid{.width = side(width), .height = side(height)};
   hilt::check(std::min(grid.height, grid.width) >= 1 && std::max(grid.height, grid.width) <= most, "--grid (", text,
               "): expected HEIGHTxWIDTH with sides of 1..", most, ", as in 16x16");
   return grid;
@@ -381,8 +384,7 @@ hilt::TermConfig terms_of(const hilt::AttentionSettings& settings, hilt::Index h
     if (const auto field = std::get_if<std::string hilt::AttentionSettings::*>(&s.field))
       if (const std::string& text = settings.**field; !text.empty())
         named("--" + std::string(s.name), text, [&] { hilt::read_term(config, s.name, text); });
-  require_memory("--relative (" + brief(settings.relative) + ")",
-                 saturated_product({heads, 8, config.relative.numel()}),
+  require_memory("--relative (" + brief(settings.relative) + ")", product_of({heads, 8, config.relative.numel()}),
                  "offsets that no two tokens have need no entry");
   return config;
 }
@@ -455,41 +457,26 @@ std::size_t memory_available() {
   return left;
 }
 
-void require_memory(const std::string& what, std::size_t bytes, const std::string& advice) {
-  const auto shown = [](std::size_t n) {
-    return std::to_string(n / 1'000'000'000) + "." + std::to_string(n / 100'000'000 % 10) + " GB";
+void require_memory(const std::string& what, double bytes, const std::string& advice) {
+  const auto shown = [](double n) {
+    const auto tenths = static_cast<std::uint64_t>(std::min(n, 0x1p64) / 1e8);
+    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GB";
   };
-  if (const std::size_t have = memory_available(); bytes > have)
+  if (const auto have = static_cast<double>(memory_available()); bytes > have)
     hilt::fail_with(hilt::Code::memory, what, ": would need ", shown(bytes), ", ", shown(have), " are available; ",
                     advice);
 }
 
-std::size_t saturated_sum(std::initializer_list<std::size_t> bytes) {
-  std::size_t sum = 0;
-  for (const std::size_t n : bytes)
-    if (__builtin_add_overflow(sum, n, &sum)) return kNoLimit;
-  return sum;
-}
-
-std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
-  if (std::ranges::find(factors, 0) != factors.end()) return 0;
-  std::size_t product = 1;
-  for (const hilt::Index f : factors)
-    if (__builtin_mul_overflow(product, static_cast<std::size_t>(f), &product)) return kNoLimit;
-  return product;
-}
-
 // The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of
 // which a causal plan has half; each pair of blocks of a rule 8.
-std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
-  constexpr hilt::Index kToken = 16, kTile = 128;
+double least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
+  constexpr hilt::Index kToken = 16, kTile = 128, kHalfPair = 4;
   const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };
-  std::size_t bytes = saturated_product({length, kToken});
+  double bytes = product_of({length, kToken});
   for (const hilt::Branch& b : pattern) {
     const bool dense = b.kind == hilt::Branch::Kind::dense;
     if (dense || (b.kind == hilt::Branch::Kind::segment && b.dilation == 1))
-      bytes = saturated_sum(
-          {bytes, saturated_product({tiles(length), dense ? tiles(length) : tiles(std::min(b.size, length)), 8}) / 2});
+      bytes += product_of({tiles(length), tiles(dense ? length : std::min(b.size, length)), kHalfPair});
   }
   return bytes;
 }
@@ -516,13 +503,6 @@ void plan_from(const std::string& order, const std::string& pattern, const std::
   if (!what.starts_with(kPlan)) throw;
   hilt::fail_with(e.code(), option, " (", brief(pattern), order.empty() ? "" : ") in --order (" + brief(order),
                   "): ", what.substr(kPlan.size()));
-}
-
-hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype) {
-  hilt::Device device = device_of(text, dtype);
-  if (device.is_cuda() && !text.starts_with("cuda:"))
-    device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
-  return device;
 }
 
 }  // namespace program

@@ -1,12 +1,10 @@
 // Ranks as threads of this process, or as the processes that MPI has started.
-#include "ranks.h"
+#include "program.h"
 #include <unistd.h>
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
-#include <new>
 #include <thread>
-#include "program.h"
 
 namespace program {
 namespace {

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <iostream>
 #include <sstream>
-#include "../program/outputs.h"
 
 namespace train {
 namespace {

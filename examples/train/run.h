@@ -1,9 +1,7 @@
 #pragma once
 #include <cmath>
 #include <limits>
-#include "../program/outputs.h"
-#include "../program/report/page.h"
-#include "../program/report/text.h"
+#include "../program/report/report.h"
 #include "settings.h"
 #include "trainer.h"
 
