@@ -302,10 +302,10 @@ bool look_at(const Call& c, const Settings& s, std::string& warnings) {
 }
 
 /// o and lse, which forward gave, and where there is d_o the gradients.
-program::Named results_of(const AttentionResult& forward, const std::array<Tensor, 3>& qkv, const Tensor& d_o,
-                          const ScoreTerms& terms, const std::function<Tensor()>& again) {
+program::Named results_of(const AttentionResult& forward, const std::array<Tensor, 4>& inputs, const ScoreTerms& terms,
+                          const std::function<Tensor()>& again) {
   program::Named results{{"o", {}}};
-  if (d_o) results = program::with_gradients(qkv, terms, d_o, again);
+  if (inputs[3]) results = program::with_gradients(inputs, terms, again);
   results[0].second = forward.o;
   results.emplace(results.begin() + 1, "lse", forward.lse);
   return results;
@@ -313,21 +313,22 @@ program::Named results_of(const AttentionResult& forward, const std::array<Tenso
 
 /// Over ranks the first gets all, the others nothing; while it computes, each holds its rows alone.
 program::Named computed(const Call& c, const Settings& s) {
-  const Tensor q = c.placed(c.q), k = c.placed(c.k), v = c.placed(c.v), d_o = c.placed(c.d_o);
+  const std::array<Tensor, 4> all{c.placed(c.q), c.placed(c.k), c.placed(c.v), c.placed(c.d_o)};
+  const auto& [q, k, v, d_o] = all;
   const AttentionOptions& options = c.options;
   program::Named results;
   if (s.ranks == 1)
-    results = results_of(attention_with_lse(q, k, v, c.plan, options), {q, k, v}, d_o, options.terms,
-                         [&] { return attention(q, k, v, c.plan, options); });
+    results = results_of(attention_with_lse(q, k, v, c.plan, options), all, options.terms,
+                         [&] { return attention(all[0], all[1], all[2], c.plan, options); });
   else
     (void)program::run_as("attend", s.ranks, "auto", [&](Comm& comm) {
       const ShardPlanPtr shard = make_shard_plan(c.plan->spec(), comm.size(), comm.rank());
-      const auto rows = [&](const Tensor& x) { return x ? rows_of_rank(x, *shard, comm.rank()) : x; };
-      const Tensor q_rows = rows(q), k_rows = rows(k), v_rows = rows(v);
-      AttentionResult forward = ring_attention_with_lse(q_rows, k_rows, v_rows, shard, comm, options);
+      std::array<Tensor, 4> mine = all;
+      for (Tensor& x : mine) x = x ? rows_of_rank(x, *shard, comm.rank()) : x;
+      AttentionResult forward = ring_attention_with_lse(mine[0], mine[1], mine[2], shard, comm, options);
       forward.lse = permute(forward.lse, {0, 2, 1});
-      program::Named part = results_of(forward, {q_rows, k_rows, v_rows}, rows(d_o), options.terms,
-                                       [&] { return ring_attention(q_rows, k_rows, v_rows, shard, comm, options); });
+      program::Named part = results_of(forward, mine, options.terms,
+                                       [&] { return ring_attention(mine[0], mine[1], mine[2], shard, comm, options); });
       part = program::of_all_ranks(std::move(part), *shard, comm);
       part[1].second = contiguous(permute(part[1].second, {0, 2, 1}));
       if (comm.rank() == 0) results = std::move(part);

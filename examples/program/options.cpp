@@ -9,6 +9,7 @@
 #include <iostream>
 
 namespace program {
+using namespace hilt;
 namespace {
 
 /// "; did you mean ..?", or nothing.
@@ -47,7 +48,7 @@ std::string unquoted(const std::string& text, const std::string& where) {
     if (at < text.size()) out += escaped && text[at] == 'n' ? '\n' : text[at];
   }
   if (at + 1 != text.size())
-    hilt::fail_with(hilt::Code::data, "--config: ", brief(text), ": a quote that is not closed at its end, ", where);
+    fail_with(Code::data, "--config: ", brief(text), ": a quote that is not closed at its end, ", where);
   return out;
 }
 
@@ -59,16 +60,15 @@ template <class T, class Value> auto reader(T low, T high, Value& value) {
     T read{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), read);
     if (text.empty() || end != text.data() + text.size() || error == std::errc::invalid_argument)
-      hilt::fail("'", brief(text), "' is not a ", std::is_integral_v<T> ? "whole " : "", "number");
-    if (error == std::errc::result_out_of_range || !(read >= low && read <= high))
-      hilt::fail("must be ", low, "..", high);
+      fail("'", brief(text), "' is not a ", std::is_integral_v<T> ? "whole " : "", "number");
+    if (error == std::errc::result_out_of_range || !(read >= low && read <= high)) fail("must be ", low, "..", high);
     value = read;
   };
 }
 
 const std::string& one_of(const std::string& text, const std::vector<std::string>& names) {
   const auto found = std::ranges::find(names, text);
-  if (found == names.end()) hilt::fail("must be one of ", joined(names, ", "), did_you_mean(text, names));
+  if (found == names.end()) fail("must be one of ", joined(names, ", "), did_you_mean(text, names));
   return *found;
 }
 
@@ -125,14 +125,14 @@ struct Options::Parser {
   }
 
   void set(Entry& e, const std::string& value, const std::string& where) const try {
-    if (const auto found = gone.find(e.name + ' ' + value); found != gone.end()) hilt::fail(found->second);
-    hilt::check(value.find('\0') == value.npos, "a byte 0 is no text");
+    if (const auto found = gone.find(e.name + ' ' + value); found != gone.end()) fail(found->second);
+    check(value.find('\0') == value.npos, "a byte 0 is no text");
     e.set(value);
-  } catch (const hilt::Error& error) {
+  } catch (const Error& error) {
     const std::string reason = error.what();
     const auto advice = std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
-    hilt::fail_with(error.code(), e.name, " (", brief(value), "): ", reason.substr(0, advice),
-                    where.empty() ? "" : ", " + where, reason.substr(advice));
+    fail_with(error.code(), e.name, " (", brief(value), "): ", reason.substr(0, advice),
+              where.empty() ? "" : ", " + where, reason.substr(advice));
   }
 
   void read_config();
@@ -142,8 +142,7 @@ struct Options::Parser {
 void Options::Parser::read_config() {
   constexpr std::uintmax_t kMost = 1 << 20;
   const auto refuse = [&](const std::string& why) {
-    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", why,
-                    "; name an INI file, as --print-config writes it");
+    fail_with(Code::data, "--config (", config, "): ", why, "; name an INI file, as --print-config writes it");
   };
   std::error_code error;
   const auto status = std::filesystem::status(config, error);  // first: a pipe may have nobody at its other end
@@ -158,15 +157,14 @@ void Options::Parser::read_config() {
     if (number == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // a byte order mark
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
     if (text.find('\0') != text.npos)
-      hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': a byte 0 is no text, ", where);
+      fail_with(Code::data, "--config: '", brief(text), "': a byte 0 is no text, ", where);
     if (text.empty() || text[0] == '#' || text[0] == ';' || text[0] == '[') continue;
     const auto equals = text.find('=');
-    if (equals == text.npos)
-      hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': expected key = value, ", where);
+    if (equals == text.npos) fail_with(Code::data, "--config: '", brief(text), "': expected key = value, ", where);
     const std::string key = trimmed(text.substr(0, equals));
     Entry* const e = find("--" + key);
-    if (!e) hilt::fail("'", brief(key), "': no such key, ", where, suggestion("--" + key));
-    if (e->from_file) hilt::fail("'", key, "': given twice, ", where, "; leave one out");
+    if (!e) fail("'", brief(key), "': no such key, ", where, suggestion("--" + key));
+    if (e->from_file) fail("'", key, "': given twice, ", where, "; leave one out");
     set(*e, unquoted(trimmed(text.substr(equals + 1)), where), where);
     e->from_file = true;
   }
@@ -174,8 +172,9 @@ void Options::Parser::read_config() {
 
 Options::Options(const std::string& program, const std::string& does) : parser_(new Parser(program, does)) {}
 Options::~Options() = default;
-
 void Options::group(const std::string& heading) { parser_->group = heading; }
+void Options::gone(const std::string& what, const std::string& instead) { parser_->gone[what] = instead; }
+void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
 
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
   const auto set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
@@ -204,7 +203,7 @@ void Options::number(const std::string& name, std::optional<double>& value, doub
 
 void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
   const auto set = [&value](const std::string& text) {
-    hilt::check(!text.empty(), "needs a value");
+    check(!text.empty(), "needs a value");
     value = text;
   };
   parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"), set, [&value] { return value; });
@@ -227,7 +226,7 @@ void Options::list(const std::string& name, std::vector<std::string>& value, con
                    const std::string& help) {
   const auto set = [names, &value](const std::string& text) {
     std::vector<std::string> words;
-    for (const std::string_view word : hilt::split_text(text, ',')) words.push_back(one_of(std::string(word), names));
+    for (const std::string_view word : split_text(text, ',')) words.push_back(one_of(std::string(word), names));
     value = words;
   };
   parser_->add(name, "NAMES", help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")", set,
@@ -248,12 +247,11 @@ bool Options::parse(int argc, char** argv) {
     return false;
   } catch (const CLI::ArgumentMismatch& e) {
     const std::string text = e.what();
-    hilt::fail(text.substr(0, text.find_first_of(": ")), ": needs one value");
-  } catch (const CLI::ParseError& e) { hilt::fail(e.what()); }
-  for (const std::string& unknown : app.remaining()) {
-    const std::string name = unknown.substr(0, unknown.find('='));
-    hilt::fail("'", brief(name), "': no such ", name.starts_with('-') ? "option" : "argument",
-               parser_->suggestion(name));
+    fail(text.substr(0, text.find_first_of(": ")), ": needs one value");
+  } catch (const CLI::ParseError& e) { fail(e.what()); }
+  if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
+    const std::string name = unknown[0].substr(0, unknown[0].find('='));
+    fail("'", brief(name), "': no such ", name.starts_with('-') ? "option" : "argument", parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
   for (Entry& e : parser_->entries)
@@ -269,13 +267,9 @@ bool Options::parse(int argc, char** argv) {
   return false;
 }
 
-void Options::gone(const std::string& what, const std::string& instead) { parser_->gone[what] = instead; }
-
-void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
-
 void Options::set(const std::string& name, const std::string& value, const std::string& where) {
   Entry* const e = parser_->find(name);
-  hilt::check(e, "'", name, "': no such option");
+  check(e, "'", name, "': no such option");
   parser_->set(*e, value, where);
 }
 

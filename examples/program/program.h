@@ -65,10 +65,8 @@ std::string joined(const std::vector<std::string>& words, const std::string& bet
 std::string brief(const std::string& text);
 
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU. auto
-/// is the CPU for f64, which is its own.
-hilt::Device device_of(const std::string& text, hilt::DType dtype = hilt::DType::f32);
-/// The same for one of several ranks of this machine: unless named, GPUs are dealt out by rank.
-hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype = hilt::DType::f32);
+/// is the CPU for f64, which is its own. Unless one is named, GPUs are dealt out by rank.
+hilt::Device device_of(const std::string& text, hilt::DType dtype = hilt::DType::f32, int rank = 0);
 
 /// What --order and --pattern mean for so many tokens. Errors name the option.
 hilt::Order order_of(const std::string& text, hilt::Index length);
@@ -102,8 +100,9 @@ void plan_from(const std::string& order, const std::string& pattern, const std::
                const std::string& option = "--pattern");
 
 using Named = std::vector<std::pair<std::string, hilt::Tensor>>;
-/// o, which forward() gives, and its gradients: dq, dk, dv, and d_slopes .. of the terms' tensors.
-Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTerms& terms, const hilt::Tensor& d_o,
+/// o, which forward() gives of q, k, v (and d_o), and its gradients: dq, dk, dv, and d_slopes .. of
+/// the terms' tensors.
+Named with_gradients(const std::array<hilt::Tensor, 4>& inputs, const hilt::ScoreTerms& terms,
                      const std::function<hilt::Tensor()>& forward);
 /// The same of ranks that have the rows of a shard each: rows of all, and the sum of each term's.
 Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm);
