@@ -172,36 +172,34 @@ void Options::Parser::read_config() {
 
 Options::Options(const std::string& program, const std::string& does) : parser_(new Parser(program, does)) {}
 Options::~Options() = default;
-void Options::group(const std::string& heading) { parser_->group = heading; }
-void Options::gone(const std::string& what, const std::string& instead) { parser_->gone[what] = instead; }
+void Options::group(Text heading) { parser_->group = heading; }
+void Options::gone(Text what, Text instead) { parser_->gone[what] = instead; }
 void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
 
-void Options::flag(const std::string& name, bool& value, const std::string& help) {
+void Options::flag(Text name, bool& value, Text help) {
   const auto set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
-  parser_->add(
-      name, "", help, set, [&value] { return std::string(value ? "true" : "false"); }, false);
+  const auto get = [&value] { return std::string(value ? "true" : "false"); };
+  parser_->add(name, "", help, set, get, false);
 }
 
-void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
-                      const std::string& help) {
+void Options::integer(Text name, std::int64_t& value, std::int64_t low, std::int64_t high, Text help) {
   const bool optional = value < low;  // until it is given there is none
   const std::string preset = optional ? "" : "; default " + shortest(value);
   const auto get = [=, &value] { return value < low ? "" : shortest(value); };
   parser_->add(name, "N", help + " (" + range_of(low, high) + preset + ")", reader(low, high, value), get, optional);
 }
 
-void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {
+void Options::number(Text name, double& value, double low, double high, Text help) {
   const std::string range = range_of(low, high) + "; default " + shortest(value);
   const auto get = [&value] { return shortest(value); };
   parser_->add(name, "X", help + " (" + range + ")", reader(low, high, value), get, false);
 }
 
-void Options::number(const std::string& name, std::optional<double>& value, double low, double high,
-                     const std::string& help) {
+void Options::number(Text name, std::optional<double>& value, double low, double high, Text help) {
   parser_->add(name, "X", help, reader(low, high, value), [&value] { return value ? shortest(*value) : ""; });
 }
 
-void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
+void Options::text(Text name, std::string& value, Text kind, Text help) {
   const auto set = [&value](const std::string& text) {
     check(!text.empty(), "needs a value");
     value = text;
@@ -209,21 +207,18 @@ void Options::text(const std::string& name, std::string& value, const std::strin
   parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"), set, [&value] { return value; });
 }
 
-void Options::text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
-                      const std::string& help) {
+void Options::text_or(Text implied, Text name, std::string& value, Text kind, Text help) {
   text(name, value, kind, help);
   parser_->entries.back().option->expected(0, 1)->default_str(implied);
 }
 
-void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
-                     const std::string& help) {
+void Options::choice(Text name, std::string& value, const Texts& names, Text help) {
   const auto set = [names, &value](const std::string& text) { value = one_of(text, names); };
   parser_->add(name, "NAME", help + " (" + joined(names, ", ") + "; default " + value + ")", set,
                [&value] { return value; });
 }
 
-void Options::list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
-                   const std::string& help) {
+void Options::list(Text name, Texts& value, const Texts& names, Text help) {
   const auto set = [names, &value](const std::string& text) {
     std::vector<std::string> words;
     for (const std::string_view word : split_text(text, ',')) words.push_back(one_of(std::string(word), names));
@@ -267,18 +262,18 @@ bool Options::parse(int argc, char** argv) {
   return false;
 }
 
-void Options::set(const std::string& name, const std::string& value, const std::string& where) {
+void Options::set(Text name, Text value, Text where) {
   Entry* const e = parser_->find(name);
   check(e, "'", name, "': no such option");
   parser_->set(*e, value, where);
 }
 
-bool Options::given(const std::string& name) const {
+bool Options::given(Text name) const {
   const Entry* e = parser_->find(name);
   return e && (e->option->count() > 0 || e->from_file);
 }
 
-std::string Options::command(const std::string& program) const {
+std::string Options::command(Text program) const {
   std::string text = program;
   for (const auto& [key, value, is_text, group, preset] : values())
     if (given("--" + key)) text += " --" + key + (value == "true" ? "" : " " + value);

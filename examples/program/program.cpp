@@ -10,14 +10,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <new>
 #include <sstream>
-#include <streambuf>
 
 namespace program {
 using namespace hilt;
