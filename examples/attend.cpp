@@ -97,9 +97,8 @@ void check_alike(const char* option, const Tensor& x, const Shape& shape, const 
 std::vector<std::int32_t> rows_of(const char* option, const std::string& text, Index end, const char* file) {
   std::vector<std::int32_t> rows;
   for (const std::string_view part : split_text(text, ',')) {
-    const std::size_t colon = part.find(':');
-    const Index first = read_index(option, part.substr(0, colon), 0),
-                count = colon < part.size() ? read_index(option, part.substr(colon + 1), 1) : 1;
+    const auto [from, many] = cut_text(part, ':');
+    const Index first = read_index(option, from, 0), count = from == part ? 1 : read_index(option, many, 1);
     check(first < end && count <= end - first, option, " (", program::brief(text), "): ", part, " reaches beyond the ",
           end, " rows of ", file);
     check(rows.empty() || first > rows.back(), option, " (", program::brief(text), "): ", first,

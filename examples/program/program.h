@@ -133,7 +133,7 @@ std::size_t memory_available();
 void require_memory(const std::string& what, double bytes, const std::string& advice);
 /// What a plan takes at least, known before the time is spent to make it.
 double least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern);
-/// Of sizes that anybody may have asked for, beyond where 64 bits end.
+/// Sizes that anybody may have asked for, multiplied: the product may lie beyond where 64 bits end.
 inline double product_of(std::initializer_list<hilt::Index> factors) {
   return std::accumulate(factors.begin(), factors.end(), 1.0, std::multiplies<double>());
 }
