@@ -348,13 +348,13 @@ NB_MODULE(_hilt, m) {
   for (const AttentionSetting& s : attention_settings())
     settings.append(nb::make_tuple(s.name, s.tensor.empty() ? s.help : s.tensor, s.choices));
   m.attr("settings") = settings;
-  const AttentionSettings defaults;
+  const PlanSpec defaults;  // whose order is row
   nb::dict words;
-  words["order"] = defaults.order;
-  words["pattern"] = defaults.pattern;
-  words["causal"] = defaults.causal;
-  words["dilation_mode"] = defaults.dilation_mode;
+  words["order"] = to_string(defaults.order);
+  words["pattern"] = to_string(defaults.pattern);
+  words["causal"] = name_of(defaults.causality);
+  words["dilation_mode"] = name_of(defaults.dilation_mode);
   m.attr("defaults") = words;
-  m.attr("default_backward") = defaults.backward;
+  m.attr("default_backward") = AttentionSettings().backward;
   m.attr("version") = kVersion;
 }
