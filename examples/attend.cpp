@@ -14,30 +14,33 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
-#include "program/outputs.h"
 #include "program/program.h"
-#include "program/ranks.h"
 
 using namespace hilt;
 
 namespace {
 
+const std::string kPublished = "published";
+constexpr std::string_view kPoints = "points:", kNpy = ".npy";
+
+/// A term of the scores that has a tensor.
+struct Term {
+  std::string name;
+  Tensor ScoreTerms::*tensor;
+  bool masks = false;  // -inf stands for something
+  std::string path{};  // or, of slopes, kPublished
+  Tensor read{};       // as the file has it
+  std::string option() const { return "--" + name; }
+};
+
 struct Settings : AttentionSettings {
   std::string q, k, v, d_o, permutation, weights, device = "auto", dtype, out = "out/attend";
-  std::vector<std::string> files;  // of the terms' tensors, as kTermTensors; of slopes, or published
+  std::vector<Term> terms{{"alibi", &ScoreTerms::slopes},
+                          {"relative", &ScoreTerms::relative},
+                          {"bias", &ScoreTerms::bias, true},
+                          {"sink", &ScoreTerms::sink, true}};
   std::int64_t ranks = 1;
 };
-constexpr Tensor ScoreTerms::*kTermTensors[] = {&ScoreTerms::slopes, &ScoreTerms::relative, &ScoreTerms::bias,
-                                                &ScoreTerms::sink};
-/// What the table says of the terms that have tensors, in its order.
-std::vector<AttentionSetting> term_settings() {
-  std::vector<AttentionSetting> found = attention_settings();
-  std::erase_if(found, [](const AttentionSetting& s) { return s.tensor.empty(); });
-  return found;
-}
-const std::string kPublished = "published";
-constexpr std::string_view kPoints = "points:";
-std::string option_of(const AttentionSetting& s) { return "--" + std::string(s.name); }
 
 void declare(program::Options& options, Settings& s) {
   s.ranks = program::ranks_started(s.ranks);
@@ -54,11 +57,10 @@ void declare(program::Options& options, Settings& s) {
                "Also write weights.npy [B, rows, H, L]: what these rows of --q give to each token, 0 where they do not "
                "attend; a list like 0,5,9:4");
   program::declare(options, s, {"scale", "softcap"});
-  s.files.resize(std::size(kTermTensors));
-  for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
-    const std::string help(term.tensor);
-    if (term.kind.starts_with(kPublished)) options.text_or(kPublished, option_of(term), s.files[i++], "FILE", help);
-    else options.text(option_of(term), s.files[i++], "FILE", help);
+  for (Term& term : s.terms) {
+    const std::string help(attention_setting(term.name).tensor);
+    if (term.name == "alibi") options.text_or(kPublished, term.option(), term.path, "FILE", help);
+    else options.text(term.option(), term.path, "FILE", help);
   }
   const AttentionSetting& backward = attention_setting("backward");
   options.choice("--mode", s.backward, {backward.choices.begin(), backward.choices.end()}, std::string(backward.help));
@@ -95,9 +97,8 @@ void check_alike(const char* option, const Tensor& x, const Shape& shape, const 
 std::vector<std::int32_t> rows_of(const char* option, const std::string& text, Index end, const char* file) {
   std::vector<std::int32_t> rows;
   for (const std::string_view part : split_text(text, ',')) {
-    const std::size_t colon = part.find(':');
-    const Index first = read_index(option, part.substr(0, colon), 0),
-                count = colon < part.size() ? read_index(option, part.substr(colon + 1), 1) : 1;
+    const auto [from, many] = cut_text(part, ':');
+    const Index first = read_index(option, from, 0), count = from == part ? 1 : read_index(option, many, 1);
     check(first < end && count <= end - first, option, " (", program::brief(text), "): ", part, " reaches beyond the ",
           end, " rows of ", file);
     check(rows.empty() || first > rows.back(), option, " (", program::brief(text), "): ", first,
@@ -124,33 +125,10 @@ Tensor weights_of(const Tensor& q, const Tensor& k, const PlanPtr& plan, const s
 /// Printed when all has gone well: a failure prints its error alone.
 void warn(std::string& warnings, const std::string& one) { warnings += "attend: warning: " + one + '\n'; }
 
-/// The same over ranks, of which the first gets all; while it computes, each holds its rows alone.
-program::Named over_ranks(std::int64_t ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
-                          const Tensor& d_o, const AttentionOptions& options) {
-  program::Named results;
-  (void)program::run_as("attend", ranks, "auto", [&](Comm& comm) {
-    const ShardPlanPtr shard = make_shard_plan(plan.spec(), comm.size(), comm.rank());
-    const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
-    const std::array<Tensor, 3> mine{rows(q), rows(k), rows(v)};
-    program::Named part{{"o", {}}};
-    if (d_o)
-      part = program::with_gradients(mine, options.terms, rows(d_o),
-                                     [&] { return ring_attention(mine[0], mine[1], mine[2], shard, comm, options); });
-    const AttentionResult forward = ring_attention_with_lse(mine[0], mine[1], mine[2], shard, comm, options);
-    part[0].second = forward.o;
-    part.emplace(part.begin() + 1, "lse", permute(forward.lse, {0, 2, 1}));
-    part = program::of_all_ranks(std::move(part), *shard, comm);
-    part[1].second = contiguous(permute(part[1].second, {0, 2, 1}));
-    if (comm.rank() == 0) results = std::move(part);
-    return 0;
-  });
-  return results;
-}
-
 /// What was read, as it lies in the files, and what it comes to.
 struct Call {
   Tensor q, k, v, d_o;
-  std::array<Tensor, std::size(kTermTensors)> terms;
+  std::vector<Term> terms;
   DType dtype = DType::f32;  // to compute in
   Device device;
   PlanPtr plan;
@@ -177,35 +155,40 @@ void read_inputs(Call& c, const Settings& s) {
   c.device = program::device_of(s.device, c.dtype);
 }
 
-/// That of --order points:FILE.npy/.., if there is one.
-std::string points_file(const Settings& s) {
-  const std::size_t end = s.order.rfind(".npy");
-  if (!s.order.starts_with(kPoints) || end == s.order.npos) return {};
-  return s.order.substr(kPoints.size(), end + 4 - kPoints.size());
+/// What --order points:.. names.
+struct Points {
+  std::string file;
+  std::string_view kind, bits;
+};
+Points points_of(const std::string& order) {
+  const auto expect = [&](bool it_is_so) {
+    check(it_is_so, "--order (", program::brief(order), "): expected points:FILE.npy[/KIND][/bits=B]");
+  };
+  const std::size_t at = order.rfind(kNpy), end = at + kNpy.size();
+  expect(at != order.npos);
+  Points points{.file = order.substr(kPoints.size(), end - kPoints.size())};
+  const std::vector<std::string_view> words = split_text(std::string_view(order).substr(end), '/');
+  expect(words[0].empty());
+  for (const std::string_view word : std::span(words).subspan(1)) {
+    std::string_view& said = word.starts_with("bits=") ? points.bits : points.kind;
+    expect(said.empty());
+    said = word;
+  }
+  return points;
 }
 /// What --order given or points:.. says, or nothing where it names an order: [L] or [B, L].
 Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& documents, Index batch, Index length) {
-  const bool by_points = s.order.starts_with(kPoints);
-  check(s.permutation.empty() || s.order == "given", "--permutation (", s.permutation,
-        "): goes with --order given, not ", program::brief(s.order));
-  if (!by_points && s.order != "given") return {};
-  check(by_points || !s.permutation.empty(), "--order (given): needs --permutation FILE, the token at each position");
-  if (!by_points) return read_npy(s.permutation);
-  const std::string file = points_file(s);
-  std::string_view kind, bits;
-  for (std::string_view left = std::string_view(s.order).substr(kPoints.size() + file.size()), word; !left.empty();) {
-    word = left.substr(1, left.find('/', 1) - 1);
-    std::string_view& said = word.starts_with("bits=") ? bits : kind;
-    check(!file.empty() && left.starts_with('/') && said.empty(), "--order (", program::brief(s.order),
-          "): expected points:FILE.npy[/KIND][/bits=B]");
-    said = word, left.remove_prefix(1 + word.size());
-  }
-  check(!file.empty(), "--order (", program::brief(s.order), "): expected points:FILE.npy[/KIND][/bits=B]");
-  const auto ordered = [&](const Tensor& xyz, const std::vector<Index>& lengths) {
-    const Index its_bits = bits.empty() ? 16 : read_index("--order: bits", bits.substr(5), 1);
-    return order_of_points(xyz, kind.empty() ? "hilbert" : kind, static_cast<int>(std::min<Index>(its_bits, 99)),
-                           lengths)
-        .token_at;
+  const bool given = s.order == "given";
+  check(s.permutation.empty() || given, "--permutation (", s.permutation, "): goes with --order given, not ",
+        program::brief(s.order));
+  check(!s.permutation.empty() || !given, "--order (given): needs --permutation FILE, the token at each position");
+  if (given) return read_npy(s.permutation);
+  if (!s.order.starts_with(kPoints)) return {};
+  const auto [file, kind, said_bits] = points_of(s.order);
+  const auto ordered = [&, kind = kind.empty() ? "hilbert" : kind, said = said_bits](
+                           const Tensor& xyz, const std::vector<Index>& lengths) {
+    const Index bits = said.empty() ? 16 : std::min<Index>(read_index("--order: bits", said.substr(5), 1), 99);
+    return order_of_points(xyz, kind, static_cast<int>(bits), lengths).token_at;
   };
   const Tensor points = read_npy(file), all = points.rank() == 2 ? unsqueeze(points, 0) : points;
   if (all.rank() != 3 || (all.dim(0) != 1 && all.dim(0) != batch) || all.dim(1) != length || all.dim(2) / 2 != 1)
@@ -275,28 +258,26 @@ void plan_it(Call& c, const Settings& s) {
   program::plan_from(s.order, s.pattern, [&] { c.plan = make_plan(spec); });
 }
 
-void read_terms(Call& c, const Settings& s) {
-  for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
-    const std::string& path = s.files[i];
-    Tensor ScoreTerms::*const tensor = kTermTensors[i];
-    Tensor& read = c.terms[i++];
-    if (path.empty() || (tensor == &ScoreTerms::slopes && c.options.terms.alibi)) continue;
-    read = read_floats(option_of(term), path);
+void read_terms(Call& c) {
+  for (Term& term : c.terms) {
+    if (term.path.empty() || (term.name == "alibi" && c.options.terms.alibi)) continue;
+    term.read = read_floats(term.option(), term.path);
     ScoreTerms one;
-    one.*tensor = to(to(read, c.dtype == DType::f64 ? DType::f64 : DType::f32), c.device);
+    one.*term.tensor = to(to(term.read, c.dtype == DType::f64 ? DType::f64 : DType::f32), c.device);
     try {
       (void)c.memory_of(one);  // fits?
-    } catch (const Error& e) { fail_with(Code::data, option_of(term), " (", path, "): ", e.what()); }
-    c.options.terms.*tensor = one.*tensor;
+    } catch (const Error& e) { fail_with(Code::data, term.option(), " (", term.path, "): ", e.what()); }
+    c.options.terms.*term.tensor = one.*term.tensor;
   }
 }
 
 /// A result does not replace what it was computed from.
 void refuse_own_input(const Settings& s, const std::string& result) {
-  std::vector<std::string> inputs{s.q, s.k, s.v, s.d_o, s.permutation, points_file(s)};
-  inputs.insert(inputs.end(), s.files.begin(), s.files.end());
+  std::vector<std::string> inputs{s.q, s.k, s.v, s.d_o, s.permutation};
+  if (s.order.starts_with(kPoints)) inputs.push_back(points_of(s.order).file);
+  for (const Term& term : s.terms) inputs.push_back(term.path);
   for (std::size_t i = s.pattern.find('@'); i != s.pattern.npos; i = s.pattern.find('@', i + 1))
-    inputs.push_back(s.pattern.substr(i + 1, s.pattern.find(".npy", i) + 3 - i));  // lists of blocks
+    inputs.push_back(s.pattern.substr(i + 1, s.pattern.find(kNpy, i) + 3 - i));  // lists of blocks
   std::error_code none;
   for (const std::string& path : inputs)
     check(path.empty() || !std::filesystem::equivalent(path, result, none), "--out (", s.out, "): ", result,
@@ -314,44 +295,62 @@ bool look_at(const Call& c, const Settings& s, std::string& warnings) {
     warn(warnings, option + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
   };
   look("--q", s.q, c.q), look("--k", s.k, c.k), look("--v", s.v, c.v), look("--d-o", s.d_o, c.d_o);
-  for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
-    look(option_of(term), s.files[i], c.terms[i], i >= 2);
-    ++i;
-  }
+  for (const Term& term : c.terms) look(term.option(), term.path, term.read, term.masks);
   for (const std::string& line : program::oddities_of(*c.plan)) warn(warnings, line);
   return finite;
 }
 
-program::Named computed(const Call& c, const Settings& s) {
-  const Tensor q = c.placed(c.q), k = c.placed(c.k), v = c.placed(c.v), d_o = c.placed(c.d_o);
+/// o and lse, which forward gave, and where there is d_o the gradients.
+program::Named results_of(const AttentionResult& forward, const std::array<Tensor, 4>& inputs, const ScoreTerms& terms,
+                          const std::function<Tensor()>& again) {
   program::Named results{{"o", {}}};
-  if (s.ranks > 1) {
-    results = over_ranks(s.ranks, *c.plan, q, k, v, d_o, c.options);
-  } else {
-    const AttentionResult forward = attention_with_lse(q, k, v, c.plan, c.options);
-    if (d_o)
-      results = program::with_gradients({q, k, v}, c.options.terms, d_o,
-                                        [&] { return attention(q, k, v, c.plan, c.options); });
-    results[0].second = forward.o;
-    results.emplace(results.begin() + 1, "lse", forward.lse);
-  }
+  if (inputs[3]) results = program::with_gradients(inputs, terms, again);
+  results[0].second = forward.o;
+  results.emplace(results.begin() + 1, "lse", forward.lse);
+  return results;
+}
+
+/// Over ranks the first gets all, the others nothing; while it computes, each holds its rows alone.
+program::Named computed(const Call& c, const Settings& s) {
+  const std::array<Tensor, 4> all{c.placed(c.q), c.placed(c.k), c.placed(c.v), c.placed(c.d_o)};
+  const auto& [q, k, v, d_o] = all;
+  const AttentionOptions& options = c.options;
+  program::Named results;
+  if (s.ranks == 1)
+    results = results_of(attention_with_lse(q, k, v, c.plan, options), all, options.terms,
+                         [&] { return attention(all[0], all[1], all[2], c.plan, options); });
+  else
+    (void)program::run_as("attend", s.ranks, "auto", [&](Comm& comm) {
+      const ShardPlanPtr shard = make_shard_plan(c.plan->spec(), comm.size(), comm.rank());
+      std::array<Tensor, 4> mine = all;
+      for (Tensor& x : mine) x = x ? rows_of_rank(x, *shard, comm.rank()) : x;
+      AttentionResult forward = ring_attention_with_lse(mine[0], mine[1], mine[2], shard, comm, options);
+      forward.lse = permute(forward.lse, {0, 2, 1});
+      program::Named part = results_of(forward, mine, options.terms,
+                                       [&] { return ring_attention(mine[0], mine[1], mine[2], shard, comm, options); });
+      part = program::of_all_ranks(std::move(part), *shard, comm);
+      part[1].second = contiguous(permute(part[1].second, {0, 2, 1}));
+      if (comm.rank() == 0) results = std::move(part);
+      return 0;
+    });
   if (!results.empty() && !s.weights.empty())
-    results.emplace_back("weights", weights_of(q, k, c.plan, c.weighed, c.options));
+    results.emplace_back("weights", weights_of(q, k, c.plan, c.weighed, options));
   return results;
 }
 
 int work(const program::Options&, const Settings& s) {
   Call c;
+  c.terms = s.terms;
   (void)program::device_of(s.device);  // before anything is read
   if (!s.dtype.empty()) c.dtype = program::dtype_of(s.dtype);
   c.options = attention_options(s);
   if (s.softcap > 0) c.options.terms.softcap = s.softcap;
-  c.options.terms.alibi = s.files[0] == kPublished;
+  c.options.terms.alibi = s.terms[0].path == kPublished;
   read_inputs(c, s);
   plan_it(c, s);
-  read_terms(c, s);
+  read_terms(c);
   if (c.device.is_cpu() && (c.d_o || c.options.backward == Backward::taped))
-    program::require_memory("--mode (" + s.backward + ")", c.memory_of(c.options.terms).peak,
+    program::require_memory("--mode (" + s.backward + ")", static_cast<double>(c.memory_of(c.options.terms).peak),
                             c.options.backward == Backward::fused ? "use a sparser --pattern or a narrower --dtype"
                                                                   : "--mode fused keeps no scores");
   std::optional<program::Outputs> staged;

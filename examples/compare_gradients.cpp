@@ -11,8 +11,6 @@
 #include <cstdlib>
 #include <iostream>
 #include "compare/lesson.h"
-#include "program/outputs.h"
-#include "program/program.h"
 
 namespace {
 

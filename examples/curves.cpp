@@ -11,10 +11,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include "compare/arrangement.h"
-#include "program/outputs.h"
 #include "program/program.h"
-#include "program/report/page.h"
-#include "program/report/text.h"
+#include "program/report/report.h"
 
 using namespace hilt;
 using report::format;

@@ -9,25 +9,20 @@
 //   threads   2
 //   memory    23.4 GiB, 21.9 GiB available
 #include <hilt/hilt.h>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include "program/program.h"
 
-static std::string gibibytes(std::size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
-}
-
 static void print_text(const hilt::Info& i) {
-  std::cout << "hilt      " << i.version << ", " << i.build_type << ", " << i.compiler << '\n'
+  const auto gibibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+  std::cout.precision(1);
+  std::cout << std::fixed << "hilt      " << i.version << ", " << i.build_type << ", " << i.compiler << '\n'
             << "BLAS      " << i.blas << '\n'
             << "CUDA      " << (i.gpu_archs.empty() ? "not in this build" : i.gpu_archs) << '\n';
   for (const std::string& device : i.devices) std::cout << "device    " << device << '\n';
   std::cout << "ISA       " << i.isa_active << " in use; built for " << program::joined(i.isa_built, ", ") << '\n'
             << "threads   " << i.threads << '\n'
-            << "memory    " << gibibytes(i.memory) << ", " << gibibytes(i.memory_available) << " available\n";
+            << "memory    " << gibibytes(i.memory) << " GiB, " << gibibytes(i.memory_available) << " GiB available\n";
 }
 
 static void print_json(const hilt::Info& i) {

@@ -16,7 +16,6 @@
 #include <nlohmann/json.hpp>
 #include "compare/exact.h"
 #include "program/program.h"
-#include "program/ranks.h"
 
 using namespace hilt;
 
@@ -40,19 +39,15 @@ void declare(program::Options& options, Settings& s) {
   options.flag("--no-one-rank", s.alone, "Leave out the comparison, which needs the whole on one rank");
 }
 
-struct Inputs {
-  std::array<Tensor, 3> qkv;
-  Tensor d_o;
-};
+using Inputs = std::array<Tensor, 4>;  // q, k, v and d_o
+
 /// Rows of a sequence of `length`, the same whoever draws them.
 Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType dtype, Device device) {
   const auto normal = [&](std::int64_t heads, std::uint64_t which) {
-    return to(to(randn({s.batch, length, heads, s.head_dim},
-                       RandomKey{static_cast<std::uint64_t>(s.seed), stream * 4 + which}),
-                 dtype),
-              device);
+    const RandomKey key{static_cast<std::uint64_t>(s.seed), stream * 4 + which};
+    return to(to(randn({s.batch, length, heads, s.head_dim}, key), dtype), device);
   };
-  return {{normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2)}, normal(s.heads, 3)};
+  return {normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2), normal(s.heads, 3)};
 }
 
 double median_ms(std::int64_t repeat, const std::function<void()>& f) {
@@ -82,7 +77,7 @@ struct Run {
   ShardPlanPtr shard;
 
   Run(const Settings& settings, const Comm& met) : s(settings), dtype(program::dtype_of(s.dtype)) {
-    device = program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank(), dtype);
+    device = program::device_of(s.over == "nccl" ? "cuda" : s.device, dtype, met.rank());
     comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
     const auto seed = static_cast<std::uint64_t>(s.seed);
     options.dropout = s.dropout, options.key = RandomKey{seed, 1u << 20};
@@ -95,9 +90,8 @@ struct Run {
   }
 
   program::Named on_all(const Inputs& in) const {
-    const auto& [q, k, v] = in.qkv;
-    return program::with_gradients(in.qkv, options.terms, in.d_o,
-                                   [&] { return ring_attention(q, k, v, shard, comm, options); });
+    return program::with_gradients(in, options.terms,
+                                   [&] { return ring_attention(in[0], in[1], in[2], shard, comm, options); });
   }
 
   /// One rank's results and time beside those of many; whether they are the same but for rounding.
@@ -105,16 +99,14 @@ struct Run {
     const PlanPtr plan = make_plan(spec);
     program::Named one;
     const auto alone = [&] {
-      const auto& [q, k, v] = all.qkv;
-      one = program::with_gradients(all.qkv, options.terms, all.d_o, [&] { return attention(q, k, v, plan, options); });
+      one =
+          program::with_gradients(all, options.terms, [&] { return attention(all[0], all[1], all[2], plan, options); });
       synchronize(device);
     };
     alone();
     const double one_ms = median_ms(s.repeat, alone);
-    const double rounding = dtype == DType::f64   ? 1e-12
-                            : dtype == DType::f32 ? 1e-5
-                            : dtype == DType::f16 ? 4e-3
-                                                  : 3e-2;
+    static const std::map<DType, double> kRounding{
+        {DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};
     bool right = true;
     for (std::size_t i = 0; i < one.size(); ++i) {
       const std::vector<double> should = one[i].second.to_vector();
@@ -122,7 +114,7 @@ struct Run {
       double largest = 1;
       for (const double x : should) largest = std::max(largest, std::abs(x));
       out["max_error_vs_one_rank"][one[i].first] = worst;
-      right = right && worst <= rounding * largest;
+      right = right && worst <= kRounding.at(dtype) * largest;
     }
     out["one_rank_ms"] = one_ms;
     out["efficiency"] = one_ms / (ms * comm.size());
@@ -135,8 +127,7 @@ struct Run {
       mine = drawn(s, shard->length(), static_cast<std::uint64_t>(comm.rank()), dtype, device);
     } else {
       all = drawn(s, s.length, 0, dtype, device);
-      const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
-      mine = {{rows(all.qkv[0]), rows(all.qkv[1]), rows(all.qkv[2])}, rows(all.d_o)};
+      for (std::size_t i = 0; i < all.size(); ++i) mine[i] = rows_of_rank(all[i], *shard, comm.rank());
       if (comm.rank() != 0) all = {};
     }
     comm.barrier();
@@ -151,27 +142,23 @@ struct Run {
       synchronize(device);
       comm.barrier();
     });
-    const ShardPlan::Bytes bytes = shard->bytes_sent(s.batch, s.kv_heads, s.head_dim, dtype);
-
-    nlohmann::ordered_json out;
-    out["ranks"] = comm.size();
-    out["comm"] = comm.name();
-    out["transport"] = s.transport;
-    out["order"] = to_string(shard->plan().spec().order);
+    nlohmann::ordered_json out{{"ranks", comm.size()},
+                               {"comm", comm.name()},
+                               {"transport", s.transport},
+                               {"order", to_string(shard->plan().spec().order)}};
     bool right = true;
     if (!s.alone) {
       const program::Named many = program::of_all_ranks(part, *shard, comm);
       if (comm.rank() == 0) right = against_one(all, many, ms, out);
     }
-    const auto all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward),
-               all_peak = of_all(comm, peak);
-    out["bytes_sent_per_rank"] = all_sent;
-    out["predicted_bytes"] = all_predicted;
-    out["peak_bytes_per_rank"] = all_peak;
+    const ShardPlan::Bytes bytes = shard->bytes_sent(s.batch, s.kv_heads, s.head_dim, dtype);
+    out["bytes_sent_per_rank"] = of_all(comm, sent);
+    out["predicted_bytes"] = of_all(comm, bytes.forward + bytes.backward);
+    out["peak_bytes_per_rank"] = of_all(comm, peak);
     out["imbalance"] = imbalance(shard->plan(), shard->shards());
     out["ms"] = ms;
     if (comm.rank() == 0) std::cout << out.dump(2) << '\n';
-    return right && all_sent == all_predicted ? 0 : 1;
+    return right && out["bytes_sent_per_rank"] == out["predicted_bytes"] ? 0 : 1;
   }
 };
 
@@ -184,14 +171,11 @@ int main(int argc, char** argv) {
     // Before anything is made: the plan, and q, k, v, o and their gradients, whole where compared.
     const bool on_cpu = s.over != "nccl" && program::device_of(s.device, program::dtype_of(s.dtype)).is_cpu();
     const Index inputs = !on_cpu ? 0 : s.alone || program::ranks_started(1) > 1 ? 1 : s.ranks;
-    const auto whole = [&](Index heads) {
-      return program::saturated_product(
-          {4, inputs, s.batch, s.length, heads, s.head_dim, static_cast<Index>(size_of(program::dtype_of(s.dtype)))});
-    };
+    const auto size = static_cast<Index>(size_of(program::dtype_of(s.dtype)));
     program::require_memory(
         "--length (" + std::to_string(s.length) + ")",
-        program::saturated_sum({whole(s.heads), whole(s.kv_heads),
-                                program::least_plan_bytes(s.length, program::pattern_of(s.pattern, s.length))}),
+        program::product_of({4, inputs, s.batch, s.length, s.heads + s.kv_heads, s.head_dim, size}) +
+            program::least_plan_bytes(s.length, program::pattern_of(s.pattern, s.length)),
         "ask for fewer tokens, heads or ranks");
     if (s.over == "nccl") (void)program::device_of("cuda");  // says here and now that there is none
     std::string same = row_order_forced() ? "HILT_FORCE_ORDER = row" : "HILT_FORCE_ORDER = (unset)";

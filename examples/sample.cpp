@@ -2,7 +2,6 @@
 //
 //   sample --out out/train --prompt 'Mia has a' --temperature 0.7 --top-k 20 --seed 3
 #include "train/run.h"
-#include "program/program.h"
 
 int main(int argc, char** argv) {
   return program::run<train::Settings>(

@@ -1,8 +1,6 @@
 // Trains the tiny transformer: Hilbert attention, its fused backward, and a task whose best
 // possible loss is known. examples/train/README.md has commands to try.
 #include <csignal>
-#include "program/program.h"
-#include "program/ranks.h"
 #include "train/run.h"
 
 int main(int argc, char** argv) {

@@ -1,7 +1,6 @@
 // Which tiles of scores one attended set touches in each order, and pictures of it.
 #include "arrangement.h"
 #include <nlohmann/json.hpp>
-#include "../program/report/text.h"
 
 namespace compare {
 namespace {

@@ -1,6 +1,5 @@
 #pragma once
-#include "../program/report/page.h"
-#include "../program/report/grid.h"
+#include "../program/report/report.h"
 #include "exact.h"
 
 // Private to compare_gradients and curves: a pattern as tiles of scores, the tokens standing in

@@ -76,9 +76,9 @@ Json by_hand() {
                                                      {"dK", hilt::matmul(hilt::transpose(ds), q) * kScale},
                                                      {"dV", hilt::matmul(hilt::transpose(p), d_o)}};
   for (const hilt::BackwardMode& mode : hilt::backward_modes()) {
-    const std::array<Tensor, 3> qkv{as_call(q), as_call(k), as_call(v)};
-    const program::Named g = program::with_gradients(qkv, {}, as_call(d_o), [&] {
-      return hilt::attention(qkv[0], qkv[1], qkv[2], plan, {.backward = mode.mode, .scale = kScale});
+    const std::array<Tensor, 4> inputs{as_call(q), as_call(k), as_call(v), as_call(d_o)};
+    const program::Named g = program::with_gradients(inputs, {}, [&] {
+      return hilt::attention(inputs[0], inputs[1], inputs[2], plan, {.backward = mode.mode, .scale = kScale});
     });
     for (std::size_t i = 0; i < std::size(formulas); ++i) {
       const Tensor found = as_matrix(g[1 + i].second);

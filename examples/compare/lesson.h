@@ -1,7 +1,6 @@
 #pragma once
 #include <nlohmann/json.hpp>
 #include "../program/program.h"
-#include "../program/report/text.h"
 #include "arrangement.h"
 
 // Private to compare_gradients: what it is asked, and everything it finds out. The summary, the

@@ -33,7 +33,7 @@ bool fits_pattern(const hilt::PlanSpec& spec) try {
 } catch (const hilt::Error&) { return false; }
 
 void require(double bytes, const Settings& s, const char* what) {
-  program::require_memory("--length (" + std::to_string(s.length) + "): " + what, static_cast<std::size_t>(bytes),
+  program::require_memory("--length (" + std::to_string(s.length) + "): " + what, bytes,
                           "use a smaller --length, --heads, --head-dim or --batch");
 }
 

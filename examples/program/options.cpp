@@ -1,20 +1,15 @@
 // Options bound to variables, over CLI11: ranges, proposals for misspelt names, the same in a file.
-#include "options.h"
+#include "program.h"
 #include <CLI/CLI.hpp>
 #include <hilt/core/io/text.h>
 #include <cerrno>
-#include <charconv>
-#include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <map>
-#include <sstream>
-#include "program.h"
 
 namespace program {
+using namespace hilt;
 namespace {
 
 /// "; did you mean ..?", or nothing.
@@ -23,7 +18,7 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return hilt::did_you_mean(name, views, prefix);
 }
 
-std::string shortest(double value) {
+template <class T> std::string shortest(T value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value);
   return std::string(text, end);
@@ -53,42 +48,45 @@ std::string unquoted(const std::string& text, const std::string& where) {
     if (at < text.size()) out += escaped && text[at] == 'n' ? '\n' : text[at];
   }
   if (at + 1 != text.size())
-    hilt::fail_with(hilt::Code::data, "--config: ", brief(text), ": a quote that is not closed at its end, ", where);
+    fail_with(Code::data, "--config: ", brief(text), ": a quote that is not closed at its end, ", where);
   return out;
 }
 
-template <class T> T read_number(const std::string& text, T low, T high, const char* what) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool all_of_it = !text.empty() && end == text.data() + text.size();
-  if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", brief(text), "' is not ", what);
-  std::ostringstream range;
-  range << low << ".." << high;
-  if (error == std::errc::result_out_of_range || !(value >= low && value <= high)) hilt::fail("must be ", range.str());
-  return value;
+template <class T> std::string range_of(T low, T high) { return shortest(low) + ".." + shortest(high); }
+
+/// Reads numbers of this range into a value.
+template <class T, class Value> auto reader(T low, T high, Value& value) {
+  return [=, &value](const std::string& text) {
+    T read{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), read);
+    if (text.empty() || end != text.data() + text.size() || error == std::errc::invalid_argument)
+      fail("'", brief(text), "' is not a ", std::is_integral_v<T> ? "whole " : "", "number");
+    if (error == std::errc::result_out_of_range || !(read >= low && read <= high)) fail("must be ", low, "..", high);
+    value = read;
+  };
 }
 
 const std::string& one_of(const std::string& text, const std::vector<std::string>& names) {
   const auto found = std::ranges::find(names, text);
-  if (found == names.end()) hilt::fail("must be one of ", joined(names, ", "), did_you_mean(text, names));
+  if (found == names.end()) fail("must be one of ", joined(names, ", "), did_you_mean(text, names));
   return *found;
 }
 
 constexpr std::size_t kHelp = 50;  // columns beside the names of the options
 
-struct Entry {
-  std::string name{}, group{}, preset{}, raw{};
+struct Entry : Options::Value {
+  std::string name{};
   CLI::Option* option = nullptr;
   std::function<void(const std::string&)> set{};  // throws what is wrong with the value, without naming the option
   std::function<std::string()> get{};
-  bool is_text = true, from_file = false;
+  bool from_file = false;
 };
 
 }  // namespace
 
 struct Options::Parser {
   CLI::App app;
-  std::deque<Entry> entries;  // CLI writes to `raw`: entries must not move
+  std::vector<Entry> entries;
   std::string config, group;
   bool print_config = false;
   std::function<void()> then;
@@ -101,14 +99,14 @@ struct Options::Parser {
   }
 
   /// Without a kind of value it is a flag.
-  Entry& add(const std::string& name, const std::string& kind, const std::string& help,
-             std::function<void(const std::string&)> set, std::function<std::string()> get) {
-    Entry& e = entries.emplace_back(Entry{.name = name, .group = group, .set = std::move(set), .get = std::move(get)});
-    const std::string description = wrapped(help, kHelp);
-    e.option = kind.empty() ? app.add_flag(name, description)
-                            : app.add_option(name, e.raw, description)->type_name(kind)->take_last();
-    if (!group.empty()) e.option->group(group);
-    return e;
+  void add(const std::string& name, const std::string& kind, const std::string& help,
+           std::function<void(const std::string&)> set, std::function<std::string()> get, bool is_text = true) {
+    const auto known = [](const CLI::results_t&) { return true; };  // what is said is read when all is known
+    CLI::Option* const option =
+        kind.empty() ? app.add_flag(name) : app.add_option(name, known)->type_name(kind)->take_last();
+    option->description(wrapped(help, kHelp));
+    if (!group.empty()) option->group(group);
+    entries.push_back({{name.substr(2), "", is_text, group, ""}, name, option, std::move(set), std::move(get)});
   }
 
   Entry* find(const std::string& name) {
@@ -127,14 +125,14 @@ struct Options::Parser {
   }
 
   void set(Entry& e, const std::string& value, const std::string& where) const try {
-    if (const auto found = gone.find(e.name + ' ' + value); found != gone.end()) hilt::fail(found->second);
-    hilt::check(value.find('\0') == value.npos, "a byte 0 is no text");
+    if (const auto found = gone.find(e.name + ' ' + value); found != gone.end()) fail(found->second);
+    check(value.find('\0') == value.npos, "a byte 0 is no text");
     e.set(value);
-  } catch (const hilt::Error& error) {
+  } catch (const Error& error) {
     const std::string reason = error.what();
     const auto advice = std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
-    hilt::fail_with(error.code(), e.name, " (", brief(value), "): ", reason.substr(0, advice),
-                    where.empty() ? "" : ", " + where, reason.substr(advice));
+    fail_with(error.code(), e.name, " (", brief(value), "): ", reason.substr(0, advice),
+              where.empty() ? "" : ", " + where, reason.substr(advice));
   }
 
   void read_config();
@@ -144,8 +142,7 @@ struct Options::Parser {
 void Options::Parser::read_config() {
   constexpr std::uintmax_t kMost = 1 << 20;
   const auto refuse = [&](const std::string& why) {
-    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", why,
-                    "; name an INI file, as --print-config writes it");
+    fail_with(Code::data, "--config (", config, "): ", why, "; name an INI file, as --print-config writes it");
   };
   std::error_code error;
   const auto status = std::filesystem::status(config, error);  // first: a pipe may have nobody at its other end
@@ -160,15 +157,14 @@ void Options::Parser::read_config() {
     if (number == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // a byte order mark
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
     if (text.find('\0') != text.npos)
-      hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': a byte 0 is no text, ", where);
+      fail_with(Code::data, "--config: '", brief(text), "': a byte 0 is no text, ", where);
     if (text.empty() || text[0] == '#' || text[0] == ';' || text[0] == '[') continue;
     const auto equals = text.find('=');
-    if (equals == text.npos)
-      hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': expected key = value, ", where);
+    if (equals == text.npos) fail_with(Code::data, "--config: '", brief(text), "': expected key = value, ", where);
     const std::string key = trimmed(text.substr(0, equals));
     Entry* const e = find("--" + key);
-    if (!e) hilt::fail("'", brief(key), "': no such key, ", where, suggestion("--" + key));
-    if (e->from_file) hilt::fail("'", key, "': given twice, ", where, "; leave one out");
+    if (!e) fail("'", brief(key), "': no such key, ", where, suggestion("--" + key));
+    if (e->from_file) fail("'", key, "': given twice, ", where, "; leave one out");
     set(*e, unquoted(trimmed(text.substr(equals + 1)), where), where);
     e->from_file = true;
   }
@@ -176,62 +172,56 @@ void Options::Parser::read_config() {
 
 Options::Options(const std::string& program, const std::string& does) : parser_(new Parser(program, does)) {}
 Options::~Options() = default;
+void Options::group(Text heading) { parser_->group = heading; }
+void Options::gone(Text what, Text instead) { parser_->gone[what] = instead; }
+void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
 
-void Options::group(const std::string& heading) { parser_->group = heading; }
-
-void Options::flag(const std::string& name, bool& value, const std::string& help) {
+void Options::flag(Text name, bool& value, Text help) {
   const auto set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
-  parser_->add(name, "", help, set, [&value] { return std::string(value ? "true" : "false"); }).is_text = false;
+  const auto get = [&value] { return std::string(value ? "true" : "false"); };
+  parser_->add(name, "", help, set, get, false);
 }
 
-void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
-                      const std::string& help) {
+void Options::integer(Text name, std::int64_t& value, std::int64_t low, std::int64_t high, Text help) {
   const bool optional = value < low;  // until it is given there is none
-  const std::string preset = optional ? "" : "; default " + std::to_string(value);
-  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
-  const auto get = [=, &value] { return value < low ? "" : std::to_string(value); };
-  parser_->add(name, "N", help + " (" + std::to_string(low) + ".." + std::to_string(high) + preset + ")", set, get)
-      .is_text = optional;
+  const std::string preset = optional ? "" : "; default " + shortest(value);
+  const auto get = [=, &value] { return value < low ? "" : shortest(value); };
+  parser_->add(name, "N", help + " (" + range_of(low, high) + preset + ")", reader(low, high, value), get, optional);
 }
 
-void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {
-  const std::string range = shortest(low) + ".." + shortest(high) + "; default " + shortest(value);
-  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
-  parser_->add(name, "X", help + " (" + range + ")", set, [&value] { return shortest(value); }).is_text = false;
+void Options::number(Text name, double& value, double low, double high, Text help) {
+  const std::string range = range_of(low, high) + "; default " + shortest(value);
+  const auto get = [&value] { return shortest(value); };
+  parser_->add(name, "X", help + " (" + range + ")", reader(low, high, value), get, false);
 }
 
-void Options::number(const std::string& name, std::optional<double>& value, double low, double high,
-                     const std::string& help) {
-  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
-  parser_->add(name, "X", help, set, [&value] { return value ? shortest(*value) : ""; });
+void Options::number(Text name, std::optional<double>& value, double low, double high, Text help) {
+  parser_->add(name, "X", help, reader(low, high, value), [&value] { return value ? shortest(*value) : ""; });
 }
 
-void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
+void Options::text(Text name, std::string& value, Text kind, Text help) {
   const auto set = [&value](const std::string& text) {
-    hilt::check(!text.empty(), "needs a value");
+    check(!text.empty(), "needs a value");
     value = text;
   };
   parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"), set, [&value] { return value; });
 }
 
-void Options::text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
-                      const std::string& help) {
+void Options::text_or(Text implied, Text name, std::string& value, Text kind, Text help) {
   text(name, value, kind, help);
   parser_->entries.back().option->expected(0, 1)->default_str(implied);
 }
 
-void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
-                     const std::string& help) {
+void Options::choice(Text name, std::string& value, const Texts& names, Text help) {
   const auto set = [names, &value](const std::string& text) { value = one_of(text, names); };
   parser_->add(name, "NAME", help + " (" + joined(names, ", ") + "; default " + value + ")", set,
                [&value] { return value; });
 }
 
-void Options::list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
-                   const std::string& help) {
+void Options::list(Text name, Texts& value, const Texts& names, Text help) {
   const auto set = [names, &value](const std::string& text) {
     std::vector<std::string> words;
-    for (const std::string_view word : hilt::split_text(text, ',')) words.push_back(one_of(std::string(word), names));
+    for (const std::string_view word : split_text(text, ',')) words.push_back(one_of(std::string(word), names));
     value = words;
   };
   parser_->add(name, "NAMES", help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")", set,
@@ -243,9 +233,8 @@ bool Options::parse(int argc, char** argv) {
   CLI::App& app = parser_->app;
   app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");
   app.add_flag("--print-config", parser_->print_config, "Print all options as an INI file and exit");
-  const std::string debug_help =
-      wrapped("After an error, print the stack of where it was thrown; unfinished files stay", kHelp);
-  app.add_flag("--debug", debug_help);
+  app.add_flag("--debug")->description(
+      wrapped("After an error, print the stack of where it was thrown; unfinished files stay", kHelp));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -253,19 +242,15 @@ bool Options::parse(int argc, char** argv) {
     return false;
   } catch (const CLI::ArgumentMismatch& e) {
     const std::string text = e.what();
-    hilt::fail(text.substr(0, text.find_first_of(": ")), ": needs one value");
-  } catch (const CLI::ParseError& e) { hilt::fail(e.what()); }
-  for (const std::string& unknown : app.remaining()) {
-    const std::string name = unknown.substr(0, unknown.find('='));
-    hilt::fail("'", brief(name), "': no such ", name.starts_with('-') ? "option" : "argument",
-               parser_->suggestion(name));
+    fail(text.substr(0, text.find_first_of(": ")), ": needs one value");
+  } catch (const CLI::ParseError& e) { fail(e.what()); }
+  if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
+    const std::string name = unknown[0].substr(0, unknown[0].find('='));
+    fail("'", brief(name), "': no such ", name.starts_with('-') ? "option" : "argument", parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
-  for (Entry& e : parser_->entries) {
-    if (e.option->count() == 0) continue;
-    const bool is_flag = e.option->get_expected_max() == 0;
-    parser_->set(e, is_flag ? e.option->results().back() : e.raw, "");
-  }
+  for (Entry& e : parser_->entries)
+    if (e.option->count() > 0) parser_->set(e, e.option->results().back(), "");
   for (const Entry& e : parser_->entries)
     if (e.option->count() > 1 && !std::getenv("RANK"))  // several ranks would all say so
       std::cerr << app.get_name() + ": warning: " + e.name + ": given " + std::to_string(e.option->count()) +
@@ -277,22 +262,18 @@ bool Options::parse(int argc, char** argv) {
   return false;
 }
 
-void Options::gone(const std::string& what, const std::string& instead) { parser_->gone[what] = instead; }
-
-void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
-
-void Options::set(const std::string& name, const std::string& value, const std::string& where) {
+void Options::set(Text name, Text value, Text where) {
   Entry* const e = parser_->find(name);
-  hilt::check(e, "'", name, "': no such option");
+  check(e, "'", name, "': no such option");
   parser_->set(*e, value, where);
 }
 
-bool Options::given(const std::string& name) const {
+bool Options::given(Text name) const {
   const Entry* e = parser_->find(name);
   return e && (e->option->count() > 0 || e->from_file);
 }
 
-std::string Options::command(const std::string& program) const {
+std::string Options::command(Text program) const {
   std::string text = program;
   for (const auto& [key, value, is_text, group, preset] : values())
     if (given("--" + key)) text += " --" + key + (value == "true" ? "" : " " + value);
@@ -300,8 +281,8 @@ std::string Options::command(const std::string& program) const {
 }
 
 std::vector<Options::Value> Options::values() const {
-  std::vector<Value> all;
-  for (const Entry& e : parser_->entries) all.push_back({e.name.substr(2), e.get(), e.is_text, e.group, e.preset});
+  std::vector<Value> all(parser_->entries.begin(), parser_->entries.end());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].value = parser_->entries[i].get();
   return all;
 }
 

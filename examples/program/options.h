@@ -15,42 +15,40 @@ namespace program {
 /// such a file; --debug is for finding our bugs.
 class Options {
  public:
-  Options(const std::string& program, const std::string& what_it_does);
+  using Text = const std::string&;
+  using Texts = std::vector<std::string>;
+  Options(Text program, Text what_it_does);
   ~Options();
   Options(Options&&) = delete;  // nor copied
 
   /// What the options that follow have in common, a heading of --help; see Value.
-  void group(const std::string& heading);
+  void group(Text heading);
 
-  void flag(const std::string& name, bool& value, const std::string& help);
-  void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
-               const std::string& help);
-  void number(const std::string& name, double& value, double low, double high, const std::string& help);
-  void number(const std::string& name, std::optional<double>& value, double low, double high, const std::string& help);
+  void flag(Text name, bool& value, Text help);
+  void integer(Text name, std::int64_t& value, std::int64_t low, std::int64_t high, Text help);
+  void number(Text name, double& value, double low, double high, Text help);
+  void number(Text name, std::optional<double>& value, double low, double high, Text help);
   /// `kind` stands for the value in --help: FILE, DIR, ORDER. What it means the program checks.
-  void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
+  void text(Text name, std::string& value, Text kind, Text help);
   /// A text whose value may be left out: then it is `implied`.
-  void text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
-               const std::string& help);
-  void choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
-              const std::string& help);
+  void text_or(Text implied, Text name, std::string& value, Text kind, Text help);
+  void choice(Text name, std::string& value, const Texts& names, Text help);
   /// Some of `names`, with commas between them.
-  void list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
-            const std::string& help);
+  void list(Text name, Texts& value, const Texts& names, Text help);
 
   /// `--option`, or one of its values as `--option value`, is no more: whoever gives it reads
   /// `instead`.
-  void gone(const std::string& what, const std::string& instead);
+  void gone(Text what, Text instead);
 
   /// Calls f once all values are known, before they are used or printed: for defaults that follow
   /// from other options. f may set() those that were not given().
   void then(std::function<void()> f);
   /// `where` the value comes from, for an error.
-  void set(const std::string& name, const std::string& value, const std::string& where = "");
+  void set(Text name, Text value, Text where = "");
 
   /// False if the user asked for help or the configuration and got it.
   bool parse(int argc, char** argv);
-  bool given(const std::string& name) const;
+  bool given(Text name) const;
   struct Value {
     std::string key, value;
     bool is_text;               // or a number, true or false
@@ -59,7 +57,7 @@ class Options {
   /// Every option but --help and those that parse() adds, in the order they were added.
   std::vector<Value> values() const;
   /// The words that were given, after those of the program.
-  std::string command(const std::string& program) const;
+  std::string command(Text program) const;
 
  private:
   struct Parser;  // the library behind it is slow to compile: options.cpp alone sees it

@@ -1,12 +1,11 @@
 // Files are written under hidden names and renamed at the end: a failed run leaves none.
-#include "outputs.h"
+#include "program.h"
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 
@@ -28,36 +27,31 @@ static void sync(const fs::path& path) {
   if (!done && !fs::is_directory(path)) fail_file(path, std::strerror(error));
 }
 
-static std::string without_slash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
-Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
+Outputs::Outputs(const std::string& directory) : directory_(directory) {
   std::signal(SIGPIPE, SIG_IGN);  // files are worth more than words: `attend | head` writes them
-  const std::string& directory = directory_;
+  while (directory_.size() > 1 && directory_.back() == '/') directory_.pop_back();
   std::error_code error, looked;
-  for (fs::path p = fs::absolute(directory, error);
+  for (fs::path p = fs::absolute(directory_, error);
        !error && !p.empty() && !fs::exists(p, looked) && p != p.parent_path(); p = p.parent_path())
     made_ = p;
-  fs::create_directories(directory, error);
+  fs::create_directories(directory_, error);
   try {
-    if (error) fail_file(directory, error.message());
-    if (!fs::is_directory(directory, looked)) fail_file(directory, "not a directory");
-    lock_.emplace(directory);
-    for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    if (error) fail_file(directory_, error.message());
+    if (!fs::is_directory(directory_, looked)) fail_file(directory_, "not a directory");
+    lock_.emplace(directory_);
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory_)) {
       const std::string found = entry.path().filename().string();
       if (found.starts_with('.') && found.find(kUnfinished) != found.npos) fs::remove(entry.path(), looked);
     }
     const std::string probe = unfinished("probe");
-    if (!std::ofstream(probe)) fail_file(directory, std::strerror(errno));
+    if (!std::ofstream(probe)) fail_file(directory_, std::strerror(errno));
     fs::remove(probe, looked);
   } catch (...) {
     lock_.reset();
     unmake();
     throw;
   }
-  for (fs::path p = fs::absolute(directory); !made_.empty() && p.string().size() >= made_.size(); p = p.parent_path())
+  for (fs::path p = fs::absolute(directory_); !made_.empty() && p.string().size() >= made_.size(); p = p.parent_path())
     sync(p.parent_path());
 }
 

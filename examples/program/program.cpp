@@ -10,26 +10,23 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <new>
 #include <sstream>
-#include <streambuf>
 
 namespace program {
+using namespace hilt;
 namespace {
 
-constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string program_name;  // of this program: a terminate handler takes no argument
 
 /// What the library repeats may be long: words longer than the name of a file are cut.
 std::string short_words(const std::string& text) {
   constexpr std::size_t kName = 300;
   std::vector<std::string> words;
-  for (const std::string_view word : hilt::split_text(text, ' ')) {
+  for (const std::string_view word : split_text(text, ' ')) {
     const std::size_t end = word.size() - (word.ends_with(':') || word.ends_with(';'));
     const std::string cut = brief(std::string(word.substr(0, end)));
     words.push_back(word.size() <= kName ? std::string(word) : cut + std::string(word.substr(end)));
@@ -41,10 +38,10 @@ const Options* asked = nullptr;  // of this program
 
 /// The error with the option it came from: where the library names a score term or the path of a
 /// file, the user typed an option.
-std::string with_option(const hilt::Error& e) {
+std::string with_option(const Error& e) {
   const std::string text = e.what();
-  const bool is_file = e.code() == hilt::Code::data;
-  if (!is_file && e.code() != hilt::Code::usage) return text;
+  const bool is_file = e.code() == Code::data;
+  if (!is_file && e.code() != Code::usage) return text;
   const std::size_t at = text.starts_with("rank ") ? text.find(": ") + 2 : 0, colon = text.find(": ", at);
   if (!asked || colon == text.npos) return text;
   const std::string what = text.substr(at, colon - at);
@@ -56,7 +53,7 @@ std::string with_option(const hilt::Error& e) {
 
 /// One line on stderr about the exception that is being handled; its exit status.
 int report() {
-  const hilt::Error error = error_in_flight();
+  const Error error = error_in_flight();
   std::string text = with_option(error);
   std::replace(text.begin(), text.end(), '\n', ' ');
   text = printable(short_words(text));  // names of files, and what stands in them, are strangers'
@@ -69,7 +66,7 @@ int report() {
 [[noreturn]] void report_with_stack() {
   std::array<void*, 64> frames;
   const int depth = backtrace(frames.data(), static_cast<int>(frames.size()));
-  int status = static_cast<int>(hilt::Code::internal);
+  int status = static_cast<int>(Code::internal);
   try {
     if (std::current_exception()) status = report();
   } catch (...) {}
@@ -85,60 +82,59 @@ class Output : public std::streambuf {
   Output() : under_(std::cout.rdbuf(this)) {}
   ~Output() override { std::cout.rdbuf(under_); }
   int finish(int status) const {
-    if (!std::cout.flush()) hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(error_));
+    if (!std::cout.flush()) fail_with(Code::data, "standard output: ", std::strerror(error_));
     return status;
   }
 
  private:
   bool noted(bool ok) {
-    if (!ok && errno == EPIPE) reader_left_ = true;
     if (!ok && error_ == 0) error_ = errno;
-    return ok || reader_left_;
+    return ok || reader_left();
   }
+  bool reader_left() const { return error_ == EPIPE; }
   int_type overflow(int_type c) override {
-    if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
-    const auto put = [&] { return under_->sputc(traits_type::to_char_type(c)) != traits_type::eof(); };
-    return reader_left_ || noted(put()) ? c : traits_type::eof();
+    return reader_left() || noted(under_->sputc(static_cast<char>(c)) != EOF) ? c : EOF;
   }
-  int sync() override { return reader_left_ || noted(under_->pubsync() == 0) ? 0 : -1; }
+  int sync() override { return reader_left() || noted(under_->pubsync() == 0) ? 0 : -1; }
 
   std::streambuf* under_;
   int error_ = 0;
-  bool reader_left_ = false;
 };
 
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   for (std::size_t at = 0; at < text.size();)
-    hilt::check(hilt::next_utf8(text, at).has_value(), "not UTF-8 at byte ", at,
-                "; checkpoints and reports repeat it, so rename the file");
+    check(next_utf8(text, at).has_value(), "not UTF-8 at byte ", at,
+          "; checkpoints and reports repeat it, so rename the file");
   return f();
-} catch (const hilt::Error& e) {
+} catch (const Error& e) {
   const std::string kind = option.substr(2, option.find('-', 2) - 2);  // --pattern-odd is a pattern
   const std::string what = e.what(), opening = kind + " (" + text + "): ";
-  hilt::fail_with(e.code(), option, " (", brief(text),
-                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
+  fail_with(e.code(), option, " (", brief(text), "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
-/// Adds it to those that are there, once.
-void add_once(std::vector<std::string>& lines, std::string line) {
-  if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
+/// What line_of says of each, once.
+template <class T, class F> std::vector<std::string> each_once(const std::vector<T>& all, F&& line_of) {
+  std::vector<std::string> lines;
+  for (const T& one : all)
+    if (const std::string line = line_of(one); std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
+  return lines;
 }
 
 }  // namespace
 
-hilt::Error error_in_flight() try { throw; } catch (const hilt::Error& e) {
+Error error_in_flight() try { throw; } catch (const Error& e) {
   return e;
 } catch (const std::bad_alloc&) {
-  return {hilt::Code::memory, "out of memory"};
+  return {Code::memory, "out of memory"};
 } catch (const std::filesystem::filesystem_error& e) {  // whose paths are a user's: too long, not to be looked at
-  return {hilt::Code::data, e.path1().string() + ": " + e.code().message()};
+  return {Code::data, e.path1().string() + ": " + e.code().message()};
 } catch (const std::system_error& e) {
   if (e.code() != std::errc::resource_unavailable_try_again)
-    return {hilt::Code::internal, std::string("internal: ") + e.what()};
-  return {hilt::Code::memory,
+    return {Code::internal, std::string("internal: ") + e.what()};
+  return {Code::memory,
           "no more threads can be started; set HILT_THREADS=1, or raise the limits on threads and memory"};
-} catch (const std::exception& e) { return {hilt::Code::internal, std::string("internal: ") + e.what()}; } catch (...) {
-  return {hilt::Code::internal, "internal: an exception of unknown type"};
+} catch (const std::exception& e) { return {Code::internal, std::string("internal: ") + e.what()}; } catch (...) {
+  return {Code::internal, "internal: an exception of unknown type"};
 }
 
 void remember(const Options& options) { asked = &options; }
@@ -167,18 +163,17 @@ int run(const std::string& program, const std::function<int()>& work) {
     for (const auto& [name, good] :
          {std::pair("HILT_TF32", Words{"0", "1"}), {"HILT_ROUTE", {"plain", "mma", "hopper"}}})
       if (const char* const text = std::getenv(name); text && *text)
-        hilt::check(std::ranges::count(good, text) > 0, name, " (", text, "): must be one of ", joined(good, ", "));
+        check(std::ranges::count(good, text) > 0, name, " (", text, "): must be one of ", joined(good, ", "));
     if (const char* const text = std::getenv("HILT_GPU_POOL_BYTES"))
-      hilt::check(hilt::number_in<std::uint64_t>(text).has_value(), "HILT_GPU_POOL_BYTES (", text,
-                  "): not a number of bytes");
+      check(number_in<std::uint64_t>(text).has_value(), "HILT_GPU_POOL_BYTES (", text, "): not a number of bytes");
   } catch (...) { ::_exit(report()); }
   const Output output;
   if (!debugging()) try {
-      hilt::check_version();
+      check_version();
       return output.finish(work());
     } catch (...) {
       const int status = report();
-      hilt::abort_mpi(status);
+      abort_mpi(status);
       return status;
     }
   std::set_terminate(report_with_stack);
@@ -188,29 +183,26 @@ int run(const std::string& program, const std::function<int()>& work) {
 }
 
 std::vector<std::string> routes_taken() {
-  std::vector<std::string> lines;
-  for (const hilt::AttentionRoute& r : hilt::attention_routes())
-    add_once(lines, std::string(r.pass) + " on " + std::string(r.route) +
-                        (r.reason.empty() ? "" : ": " + std::string(r.reason)));
-  return lines;
+  return each_once(attention_routes(), [](const AttentionRoute& r) {
+    return std::string(r.pass) + " on " + std::string(r.route) + (r.reason.empty() ? "" : ": ") + std::string(r.reason);
+  });
 }
 
 std::vector<std::string> fallbacks_taken() {
-  std::vector<std::string> lines;
-  for (const hilt::Fallback& f : hilt::attention_fallbacks())
-    add_once(lines, std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
-  return lines;
+  return each_once(attention_fallbacks(), [](const Fallback& f) {
+    return std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
+  });
 }
 
-std::vector<std::string> oddities_of(const hilt::Plan& plan, const std::string& option) {
+std::vector<std::string> oddities_of(const Plan& plan, const std::string& option) {
   std::vector<std::string> lines;
-  const hilt::PlanSpec& spec = plan.spec();
-  for (const hilt::Branch& b : spec.pattern)
-    if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
-      lines.push_back(option + " (" + hilt::to_string(hilt::Pattern{b}) + "): dilation " + std::to_string(b.dilation) +
+  const PlanSpec& spec = plan.spec();
+  for (const Branch& b : spec.pattern)
+    if (b.kind == Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
+      lines.push_back(option + " (" + to_string(Pattern{b}) + "): dilation " + std::to_string(b.dilation) +
                       " in segments of " + std::to_string(b.size) + ": each row attends to 1 key at most");
-  const hilt::Index rows = plan.queries() * std::max<hilt::Index>(1, std::ssize(spec.documents));
-  if (const hilt::Index empty = plan.empty_rows())
+  const Index rows = plan.queries() * std::max<Index>(1, std::ssize(spec.documents));
+  if (const Index empty = plan.empty_rows())
     lines.push_back(std::to_string(empty) + " of " + std::to_string(rows) +
                     " rows attend to nothing: o and gradients are 0, lse -inf");
   if (plan.order_forced()) lines.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
@@ -222,7 +214,7 @@ std::string printable(std::string_view text, std::string_view keep) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
     std::size_t end = at;
-    const std::optional<char32_t> c = hilt::next_utf8(text, end);
+    const std::optional<char32_t> c = next_utf8(text, end);
     const bool kept = keep.find(text[at]) != keep.npos, seen = c && *c >= ' ' && (*c < 0x7f || *c >= 0xa0);
     const auto byte = static_cast<unsigned char>(text[at]);
     if (kept || seen) out += text.substr(at, end - at);
@@ -259,60 +251,61 @@ std::string brief(const std::string& text) {
   return text.substr(0, end) + ".. of " + std::to_string(text.size()) + " bytes";
 }
 
-hilt::Device device_of(const std::string& text, hilt::DType dtype) {
-  if (text == "auto" && dtype == hilt::DType::f64) return {};
-  hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text,
-              "): must be auto, cpu, cuda or cuda:N");
-  return hilt::device_named(text);
+Device device_of(const std::string& text, DType dtype, int rank) {
+  if (text == "auto" && dtype == DType::f64) return {};
+  const bool is_one = text.starts_with("cuda:");
+  check(text == "auto" || text == "cpu" || text == "cuda" || is_one, "--device (", text,
+        "): must be auto, cpu, cuda or cuda:N");
+  Device device = device_named(text);
+  if (device.is_cuda() && !is_one) device.index = rank % static_cast<int>(gpu_descriptions().size());
+  return device;
 }
 
-hilt::Order order_of(const std::string& text, hilt::Index length) {
+Order order_of(const std::string& text, Index length) {
   return named("--order", text, [&] {
-    const hilt::Order order = hilt::parse_order(text, length);
-    hilt::check(order.kind != hilt::Order::Kind::given, "order (given): a file says which, and attend reads one; here ",
-                "name an order");
+    const Order order = parse_order(text, length);
+    check(order.kind != Order::Kind::given, "order (given): a file says which, and attend reads one; here ",
+          "name an order");
     return order;
   });
 }
 
-hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option) {
+Pattern pattern_of(const std::string& text, Index length, const std::string& option) {
   return named(option, text, [&] {
-    hilt::Pattern pattern = hilt::parse_pattern(text);
-    const hilt::Index behind = hilt::behind_prefix(pattern, length);
+    Pattern pattern = parse_pattern(text);
+    const Index behind = behind_prefix(pattern, length);
     std::size_t at = 0;  // where the branch begins
-    for (const hilt::Branch& b : pattern) {
+    for (const Branch& b : pattern) {
       const std::size_t end = text.find('+', at);
       const std::string branch = text.substr(at, end - at);
       at = end + 1;
-      if (b.kind != hilt::Branch::Kind::blocks || b.lists != hilt::Branch::Lists::given) continue;
-      const hilt::Index n = (behind + b.size - 1) / b.size;
+      if (b.kind != Branch::Kind::blocks || b.lists != Branch::Lists::given) continue;
+      const Index n = (behind + b.size - 1) / b.size;
       for (const auto& [i, j] : b.pairs)
         if (i >= n || j >= n)
-          hilt::fail_with(hilt::Code::data, branch.substr(branch.find('@') + 1), ": block (", i, ", ", j,
-                          ") is outside the ", n, " x ", n, " blocks of ", b.size, " that ", behind, " tokens make");
+          fail_with(Code::data, branch.substr(branch.find('@') + 1), ": block (", i, ", ", j, ") is outside the ", n,
+                    " x ", n, " blocks of ", b.size, " that ", behind, " tokens make");
     }
     return pattern;
   });
 }
 
-hilt::Grid grid_of(const std::string& text, hilt::Index most) {
-  hilt::Grid grid;
-  const auto sides = hilt::split_text(text, 'x');
-  const auto side = [&](std::size_t i) { return hilt::number_in<hilt::Index>(sides[i]).value_or(0); };
-  if (sides.size() == 2) grid.height = side(0), grid.width = side(1);
-  hilt::check(std::min(grid.height, grid.width) >= 1 && std::max(grid.height, grid.width) <= most, "--grid (", text,
-              "): expected HEIGHTxWIDTH with sides of 1..", most, ", as in 16x16");
+Grid grid_of(const std::string& text, Index most) {
+  const auto [height, width] = cut_text(text, 'x');
+  const auto side = [](std::string_view number) { return number_in<Index>(number).value_or(0); };
+  const Grid grid{.width = side(width), .height = side(height)};
+  check(std::min(grid.height, grid.width) >= 1 && std::max(grid.height, grid.width) <= most, "--grid (", text,
+        "): expected HEIGHTxWIDTH with sides of 1..", most, ", as in 16x16");
   return grid;
 }
 
-hilt::DType dtype_of(const std::string& text) {
-  for (const hilt::DType t : {hilt::DType::f64, hilt::DType::f32, hilt::DType::bf16, hilt::DType::f16})
+DType dtype_of(const std::string& text) {
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
     if (text == name_of(t)) return t;
-  hilt::fail("--dtype (", brief(text), "): must be one of f64, f32, bf16, f16");
+  fail("--dtype (", brief(text), "): must be one of f64, f32, bf16, f16");
 }
 
-static void declare(Options& options, hilt::AttentionSettings& settings, const hilt::AttentionSetting& s,
-                    const std::string& more) {
+static void declare(Options& options, AttentionSettings& settings, const AttentionSetting& s, const std::string& more) {
   std::string name = "--" + std::string(s.name);
   std::ranges::replace(name, '_', '-');
   const std::string help = std::string(s.help) + more, kind(s.kind);
@@ -321,8 +314,8 @@ static void declare(Options& options, hilt::AttentionSettings& settings, const h
         auto& value = settings.*field;
         using T = std::remove_reference_t<decltype(value)>;
         if constexpr (std::is_same_v<T, bool>) options.flag(name, value, help);
-        else if constexpr (std::is_same_v<T, hilt::Index>)
-          options.integer(name, value, static_cast<hilt::Index>(s.low), static_cast<hilt::Index>(s.high), help);
+        else if constexpr (std::is_same_v<T, Index>)
+          options.integer(name, value, static_cast<Index>(s.low), static_cast<Index>(s.high), help);
         else if constexpr (!std::is_same_v<T, std::string>) options.number(name, value, s.low, s.high, help);
         else if (!s.choices.empty()) options.choice(name, value, {s.choices.begin(), s.choices.end()}, help);
         else if (const std::size_t bar = kind.find('|'); bar != kind.npos)  // it may be left out
@@ -332,22 +325,22 @@ static void declare(Options& options, hilt::AttentionSettings& settings, const h
       s.field);
 }
 
-void declare(Options& options, hilt::AttentionSettings& settings, std::initializer_list<const char*> names,
+void declare(Options& options, AttentionSettings& settings, std::initializer_list<const char*> names,
              const std::string& more) {
-  for (const char* name : names) declare(options, settings, hilt::attention_setting(name), more);
+  for (const char* name : names) declare(options, settings, attention_setting(name), more);
 }
 
-static std::vector<hilt::AttentionSetting> terms() {
-  std::vector<hilt::AttentionSetting> found = hilt::attention_settings();
-  std::erase_if(found, [](const auto& s) { return s.reader != hilt::AttentionSetting::Reader::terms; });
+static std::vector<AttentionSetting> terms() {
+  std::vector<AttentionSetting> found = attention_settings();
+  std::erase_if(found, [](const auto& s) { return s.reader != AttentionSetting::Reader::terms; });
   return found;
 }
 
-void declare_terms(Options& options, hilt::AttentionSettings& settings) {
-  for (const hilt::AttentionSetting& s : terms()) declare(options, settings, s, "");
+void declare_terms(Options& options, AttentionSettings& settings) {
+  for (const AttentionSetting& s : terms()) declare(options, settings, s, "");
 }
 
-void declare_drawn(Options& options, DrawnSettings& s, std::array<hilt::Index, 2> tokens, hilt::Index least_runs) {
+void declare_drawn(Options& options, DrawnSettings& s, std::array<Index, 2> tokens, Index least_runs) {
   options.integer("--batch", s.batch, tokens[0], 4096, "Sequences");
   options.integer("--length", s.length, tokens[0], tokens[1], "Tokens of a sequence, over all ranks");
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
@@ -362,34 +355,33 @@ void declare_drawn(Options& options, DrawnSettings& s, std::array<hilt::Index, 2
   options.integer("--repeat", s.repeat, least_runs, 1000, "Timed runs; the one of median time counts");
 }
 
-hilt::PlanSpec spec_of(const hilt::AttentionSettings& a, hilt::Index length, hilt::Index heads) {
-  hilt::Pattern pattern = pattern_of(a.pattern, length);
-  hilt::PlanSpec spec{.length = length,
-                      .heads = heads,
-                      .order = order_of(a.order, hilt::behind_prefix(pattern, length)),
-                      .pattern = std::move(pattern),
-                      .dilation_mode = hilt::parse_dilation_mode(a.dilation_mode),
-                      .causality = hilt::parse_causality(a.causal)};
+PlanSpec spec_of(const AttentionSettings& a, Index length, Index heads) {
+  Pattern pattern = pattern_of(a.pattern, length);
+  PlanSpec spec{.length = length,
+                .heads = heads,
+                .order = order_of(a.order, behind_prefix(pattern, length)),
+                .pattern = std::move(pattern),
+                .dilation_mode = parse_dilation_mode(a.dilation_mode),
+                .causality = parse_causality(a.causal)};
   if (!a.documents.empty())
-    spec.documents = named("--documents", a.documents, [&] { return hilt::parse_documents(a.documents); });
+    spec.documents = named("--documents", a.documents, [&] { return parse_documents(a.documents); });
   return spec;
 }
 
-hilt::TermConfig terms_of(const hilt::AttentionSettings& settings, hilt::Index heads) {
-  hilt::TermConfig config{.softcap = settings.softcap, .sink = settings.sink};
-  for (const hilt::AttentionSetting& s : terms())
-    if (const auto field = std::get_if<std::string hilt::AttentionSettings::*>(&s.field))
+TermConfig terms_of(const AttentionSettings& settings, Index heads) {
+  TermConfig config{.softcap = settings.softcap, .sink = settings.sink};
+  for (const AttentionSetting& s : terms())
+    if (const auto field = std::get_if<std::string AttentionSettings::*>(&s.field))
       if (const std::string& text = settings.**field; !text.empty())
-        named("--" + std::string(s.name), text, [&] { hilt::read_term(config, s.name, text); });
-  require_memory("--relative (" + brief(settings.relative) + ")",
-                 saturated_product({heads, 8, config.relative.numel()}),
+        named("--" + std::string(s.name), text, [&] { read_term(config, s.name, text); });
+  require_memory("--relative (" + brief(settings.relative) + ")", product_of({heads, 8, config.relative.numel()}),
                  "offsets that no two tokens have need no entry");
   return config;
 }
 
-std::string terms_in_words(const hilt::AttentionSettings& settings) {
+std::string terms_in_words(const AttentionSettings& settings) {
   std::ostringstream text;
-  for (const hilt::AttentionSetting& s : terms())
+  for (const AttentionSetting& s : terms())
     std::visit(
         [&](auto field) {
           const auto& value = settings.*field;
@@ -403,48 +395,49 @@ std::string terms_in_words(const hilt::AttentionSettings& settings) {
   return text.str();
 }
 
-hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, hilt::Index length, hilt::DType dtype,
-                             hilt::Device device, std::uint64_t seed) {
-  hilt::ScoreTerms terms = hilt::make_terms(config, heads, length, dtype);
+ScoreTerms drawn_terms(const TermConfig& config, Index heads, Index length, DType dtype, Device device,
+                       std::uint64_t seed) {
+  ScoreTerms terms = make_terms(config, heads, length, dtype);
   std::uint64_t stream = 4;
-  hilt::visit_terms(terms, [&](const std::string& name, hilt::Tensor& x) {
+  visit_terms(terms, [&](const std::string& name, Tensor& x) {
     ++stream;
-    if (name != "slopes") x = hilt::to(hilt::randn(x.shape(), {seed, stream}, hilt::DType::f64), x.dtype());
-    x = hilt::moved(x, device);
+    if (name != "slopes") x = to(randn(x.shape(), {seed, stream}, DType::f64), x.dtype());
+    x = moved(x, device);
   });
   return terms;
 }
 
-Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTerms& terms, const hilt::Tensor& d_o,
-                     const std::function<hilt::Tensor()>& forward) {
-  Named out{{"dq", qkv[0]}, {"dk", qkv[1]}, {"dv", qkv[2]}};
-  hilt::ScoreTerms given = terms;
-  hilt::visit_terms(given, [&](const std::string& name, hilt::Tensor& x) { out.emplace_back("d_" + name, x); });
-  hilt::Tape tape;
+Named with_gradients(const std::array<Tensor, 4>& inputs, const ScoreTerms& terms,
+                     const std::function<Tensor()>& forward) {
+  const auto& [q, k, v, d_o] = inputs;
+  Named out{{"dq", q}, {"dk", k}, {"dv", v}};
+  ScoreTerms given = terms;
+  visit_terms(given, [&](const std::string& name, Tensor& x) { out.emplace_back("d_" + name, x); });
+  Tape tape;
   for (const auto& [name, x] : out) tape.watch(x);
-  const hilt::Tensor o = forward();
+  const Tensor o = forward();
   // Where nothing attends to anything, o may be a constant to the tape.
-  const hilt::Gradients g = tape.knows(o) ? tape.backward(o, d_o) : hilt::Gradients();
-  for (auto& [name, x] : out) x = g.has(x) ? g[x] : hilt::zeros_like(x);
+  const Gradients g = tape.knows(o) ? tape.backward(o, d_o) : Gradients();
+  for (auto& [name, x] : out) x = g.has(x) ? g[x] : zeros_like(x);
   out.emplace(out.begin(), "o", o);
   return out;
 }
 
-Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm) {
-  for (auto& [name, x] : results) x = name.starts_with("d_") ? comm.sum(x) : hilt::whole_of_rows(x, shard, comm);
+Named of_all_ranks(Named results, const ShardPlan& shard, const Comm& comm) {
+  for (auto& [name, x] : results) x = name.starts_with("d_") ? comm.sum(x) : whole_of_rows(x, shard, comm);
   return results;
 }
 
-double product_gflops(hilt::Device device, hilt::DType dtype, hilt::Index side) {
-  if (device.is_cpu() && dtype != hilt::DType::f64) dtype = hilt::DType::f32;
-  const hilt::Tensor a = hilt::moved(hilt::to(hilt::randn({side, side}, {1, 1}), dtype), device);
+double product_gflops(Device device, DType dtype, Index side) {
+  if (device.is_cpu() && dtype != DType::f64) dtype = DType::f32;
+  const Tensor a = moved(to(randn({side, side}, {1, 1}), dtype), device);
   const double n = static_cast<double>(side);
-  return 2 * n * n * n / best_seconds(10, device, [&] { (void)hilt::matmul(a, a); }) * 1e-9;
+  return 2 * n * n * n / best_seconds(10, device, [&] { (void)matmul(a, a); }) * 1e-9;
 }
 
 std::size_t memory_available() {
-  const hilt::Info info = hilt::info();
-  std::size_t left = info.memory_available > 0 ? info.memory_available : kNoLimit, pages[6] = {};
+  const Info info = hilt::info();
+  std::size_t left = info.memory_available > 0 ? info.memory_available : SIZE_MAX, pages[6] = {};
   std::ifstream file("/proc/self/statm");  // size resident shared text library data
   for (std::size_t& n : pages) file >> n;
   for (const auto& [resource, taken] : {std::pair(RLIMIT_AS, pages[0]), {RLIMIT_DATA, pages[5]}}) {
@@ -455,51 +448,35 @@ std::size_t memory_available() {
   return left;
 }
 
-void require_memory(const std::string& what, std::size_t bytes, const std::string& advice) {
-  const auto shown = [](std::size_t n) {
-    return std::to_string(n / 1'000'000'000) + "." + std::to_string(n / 100'000'000 % 10) + " GB";
+void require_memory(const std::string& what, double bytes, const std::string& advice) {
+  const auto shown = [](double n) {
+    const auto tenths = static_cast<std::uint64_t>(std::min(n, 0x1p64) / 1e8);
+    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GB";
   };
-  if (const std::size_t have = memory_available(); bytes > have)
-    hilt::fail_with(hilt::Code::memory, what, ": would need ", shown(bytes), ", ", shown(have), " are available; ",
-                    advice);
-}
-
-std::size_t saturated_sum(std::initializer_list<std::size_t> bytes) {
-  std::size_t sum = 0;
-  for (const std::size_t n : bytes)
-    if (__builtin_add_overflow(sum, n, &sum)) return kNoLimit;
-  return sum;
-}
-
-std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
-  if (std::ranges::find(factors, 0) != factors.end()) return 0;
-  std::size_t product = 1;
-  for (const hilt::Index f : factors)
-    if (__builtin_mul_overflow(product, static_cast<std::size_t>(f), &product)) return kNoLimit;
-  return product;
+  if (const auto have = static_cast<double>(memory_available()); bytes > have)
+    fail_with(Code::memory, what, ": would need ", shown(bytes), ", ", shown(have), " are available; ", advice);
 }
 
 // The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of
 // which a causal plan has half; each pair of blocks of a rule 8.
-std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
-  constexpr hilt::Index kToken = 16, kTile = 128;
-  const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };
-  std::size_t bytes = saturated_product({length, kToken});
-  for (const hilt::Branch& b : pattern) {
-    const bool dense = b.kind == hilt::Branch::Kind::dense;
-    if (dense || (b.kind == hilt::Branch::Kind::segment && b.dilation == 1))
-      bytes = saturated_sum(
-          {bytes, saturated_product({tiles(length), dense ? tiles(length) : tiles(std::min(b.size, length)), 8}) / 2});
+double least_plan_bytes(Index length, const Pattern& pattern) {
+  constexpr Index kToken = 16, kTile = 128, kHalfPair = 4;
+  const auto tiles = [](Index n) { return (n + kTile - 1) / kTile; };
+  double bytes = product_of({length, kToken});
+  for (const Branch& b : pattern) {
+    const bool dense = b.kind == Branch::Kind::dense;
+    if (dense || (b.kind == Branch::Kind::segment && b.dilation == 1))
+      bytes += product_of({tiles(length), tiles(dense ? length : std::min(b.size, length)), kHalfPair});
   }
   return bytes;
 }
 
-std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
+std::optional<std::string> not_finite(const Tensor& x, bool minus_infinity_too) {
   const std::vector<double> data = x.to_vector();
   for (std::size_t i = 0; i < data.size(); ++i) {
     if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
     std::string place;
-    auto rest = static_cast<hilt::Index>(i);
+    auto rest = static_cast<Index>(i);
     for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
       place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
     return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
@@ -510,19 +487,12 @@ std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,
                const std::string& option) try {
   f();
-} catch (const hilt::Error& e) {
+} catch (const Error& e) {
   constexpr std::string_view kPlan = "plan: ";
   const std::string_view what = e.what();
   if (!what.starts_with(kPlan)) throw;
-  hilt::fail_with(e.code(), option, " (", brief(pattern), order.empty() ? "" : ") in --order (" + brief(order),
-                  "): ", what.substr(kPlan.size()));
-}
-
-hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype) {
-  hilt::Device device = device_of(text, dtype);
-  if (device.is_cuda() && !text.starts_with("cuda:"))
-    device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
-  return device;
+  fail_with(e.code(), option, " (", brief(pattern), order.empty() ? "" : ") in --order (" + brief(order),
+            "): ", what.substr(kPlan.size()));
 }
 
 }  // namespace program

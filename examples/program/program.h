@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <initializer_list>
+#include <numeric>
 #include "options.h"
 
-// Private to examples/: what every program does around its work.
+// Private to examples/: what programs do around their work.
 
 namespace program {
 
@@ -33,6 +34,15 @@ int run(const std::string& program, const std::string& what_it_does, int argc, c
 /// The exception that is being handled, whatever it is, as one of ours.
 hilt::Error error_in_flight();
 
+/// How many ranks mpirun or srun has started, by what MPI's environment says; else `otherwise`.
+std::int64_t ranks_started(std::int64_t otherwise);
+/// Runs work(comm) as `ranks` ranks: where mpirun or srun started this process it is one of them,
+/// else they are threads of this process. The exit status once all have ended. What work throws is
+/// told to all ranks and thrown; run() then says it. A thread that does not end is left behind:
+/// then the process ends here.
+int run_as(const std::string& program, std::int64_t ranks, const std::string& over,
+           const std::function<int(hilt::Comm&)>& work);
+
 /// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is
 /// no Hopper". After --debug, run() prints them on stderr.
 std::vector<std::string> routes_taken();
@@ -55,10 +65,8 @@ std::string joined(const std::vector<std::string>& words, const std::string& bet
 std::string brief(const std::string& text);
 
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU. auto
-/// is the CPU for f64, which is its own.
-hilt::Device device_of(const std::string& text, hilt::DType dtype = hilt::DType::f32);
-/// The same for one of several ranks of this machine: unless named, GPUs are dealt out by rank.
-hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype = hilt::DType::f32);
+/// is the CPU for f64, which is its own. Unless one is named, GPUs are dealt out by rank.
+hilt::Device device_of(const std::string& text, hilt::DType dtype = hilt::DType::f32, int rank = 0);
 
 /// What --order and --pattern mean for so many tokens. Errors name the option.
 hilt::Order order_of(const std::string& text, hilt::Index length);
@@ -92,8 +100,9 @@ void plan_from(const std::string& order, const std::string& pattern, const std::
                const std::string& option = "--pattern");
 
 using Named = std::vector<std::pair<std::string, hilt::Tensor>>;
-/// o, which forward() gives, and its gradients: dq, dk, dv, and d_slopes .. of the terms' tensors.
-Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTerms& terms, const hilt::Tensor& d_o,
+/// o, which forward() gives of q, k, v (and d_o), and its gradients: dq, dk, dv, and d_slopes .. of
+/// the terms' tensors.
+Named with_gradients(const std::array<hilt::Tensor, 4>& inputs, const hilt::ScoreTerms& terms,
                      const std::function<hilt::Tensor()>& forward);
 /// The same of ranks that have the rows of a shard each: rows of all, and the sum of each term's.
 Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm);
@@ -121,15 +130,42 @@ double product_gflops(hilt::Device device, hilt::DType dtype, hilt::Index side);
 /// Bytes that this program can still get: of the machine, and of `ulimit -v` and `-d`.
 std::size_t memory_available();
 /// Throws Code::memory where `what`, in short, needs more than that.
-void require_memory(const std::string& what, std::size_t bytes, const std::string& advice);
+void require_memory(const std::string& what, double bytes, const std::string& advice);
 /// What a plan takes at least, known before the time is spent to make it.
-std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern);
-/// Sizes that anybody may have asked for: where 64 bits end, the result is the most they hold.
-std::size_t saturated_sum(std::initializer_list<std::size_t> bytes);
-std::size_t saturated_product(std::initializer_list<hilt::Index> factors);
+double least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern);
+/// Sizes that anybody may have asked for, multiplied: the product may lie beyond where 64 bits end.
+inline double product_of(std::initializer_list<hilt::Index> factors) {
+  return std::accumulate(factors.begin(), factors.end(), 1.0, std::multiplies<double>());
+}
 
 /// Where the first number of x stands that is NaN or infinite, as "nan at [0, 3]"; nothing where
 /// there is none. -inf may pass: it is the lse of a row that attends to nothing.
 std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too = true);
+
+/// A directory to write to, for one program at a time. Files take their names only in commit();
+/// until then there is nothing.
+class Outputs {
+ public:
+  /// Makes the directory if it is missing; throws if another program writes to it, or none can.
+  /// What killed programs left of their files goes.
+  explicit Outputs(const std::string& directory);
+  ~Outputs();
+  Outputs(Outputs&&) = delete;  // nor copied
+
+  const std::string& directory() const { return directory_; }
+  /// Where nobody looks before `name` is whole.
+  std::string unfinished(const std::string& name) const;
+  /// Where to write what will be called `name`.
+  std::string stage(const std::string& name);
+  void write(const std::string& name, const std::string& content);
+  void commit();
+  void check_there() const { lock_->check_there(); }
+
+ private:
+  void unmake() const;
+  std::string directory_, made_;                             // made_: the first directory that was not there
+  std::optional<hilt::DirectoryLock> lock_;                  // while this lives
+  std::vector<std::pair<std::string, std::string>> staged_;  // temporary path, final path
+};
 
 }  // namespace program

@@ -1,12 +1,10 @@
 // Ranks as threads of this process, or as the processes that MPI has started.
-#include "ranks.h"
+#include "program.h"
 #include <unistd.h>
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
-#include <new>
 #include <thread>
-#include "program.h"
 
 namespace program {
 namespace {
@@ -19,11 +17,9 @@ int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
   const std::string who = "rank " + std::to_string(comm.rank()) + ": ";
   try {
     return work(comm);
-  } catch (const hilt::Error& e) {
-    if (e.code() == hilt::Code::distributed) throw;
-    throw hilt::Error(e.code(), who + e.what());
   } catch (...) {
     const hilt::Error e = error_in_flight();
+    if (e.code() == hilt::Code::distributed) throw;
     throw hilt::Error(e.code(), who + e.what());
   }
 }

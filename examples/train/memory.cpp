@@ -38,8 +38,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
   m.gradients = m.parameters * (s.accumulate > 1 ? 2 : 1);
   m.moments = count * 4 * (size == 2 ? 3 : 2) + terms * 8;  // of 16 bits there is a master too
   const std::vector<hilt::AttentionConfig> kinds = hilt::attention_configs(c);
-  for (const hilt::AttentionConfig& a : kinds)
-    m.plan += static_cast<double>(program::least_plan_bytes(c.context, a.pattern));
+  for (const hilt::AttentionConfig& a : kinds) m.plan += program::least_plan_bytes(c.context, a.pattern);
 
   const double tokens = static_cast<double>(s.batch) * static_cast<double>(c.context);
   const double wide = tokens * static_cast<double>(c.width) * size,

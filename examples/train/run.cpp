@@ -82,7 +82,7 @@ class Run {
   }
 
   void prepare() {
-    device_ = program::device_of_rank(s_.device, met_.rank());
+    device_ = program::device_of(s_.device, hilt::DType::f32, met_.rank());
     grid_ =
         hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
     if (s_.resume) {

@@ -2,10 +2,7 @@
 #include <cmath>
 #include <future>
 #include <limits>
-#include <nlohmann/json.hpp>
-#include "../program/outputs.h"
-#include "../program/report/page.h"
-#include "../program/report/text.h"
+#include "../program/report/report.h"
 #include "settings.h"
 
 // Private to train and sample: what a run will need, its steps, the run itself, what one sees of it,

@@ -30,9 +30,9 @@ static void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& 
     fail_with(Code::data, checkpoint.path(), ": a token of a sample would take ", pass, " operations in rows of ",
               c.context, ", at most ", kMost, " are done; is it from a stranger?");
   // The stream, its norms, q, k, v, two of the hidden layer, logits, and the keys and values.
-  program::require_memory(
-      checkpoint.path(), program::saturated_product({c.context, (8 + 2 * c.layers) * c.width + c.vocab, sizeof(float)}),
-      "is it from a stranger?");
+  program::require_memory(checkpoint.path(),
+                          program::product_of({c.context, (8 + 2 * c.layers) * c.width + c.vocab, sizeof(float)}),
+                          "is it from a stranger?");
 }
 
 /// What a run goes on from is its newest checkpoint; a sample is of the best.

@@ -269,7 +269,7 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
   std::error_code error;
   if (const auto bytes = std::filesystem::file_size(s.text, error); !error)  // and as many tokens, at most
     program::require_memory("--text (" + s.text + ")",
-                            program::saturated_product({s.ranks, static_cast<Index>(bytes), 1 + sizeof(std::int32_t)}),
+                            program::product_of({s.ranks, static_cast<Index>(bytes), 1 + sizeof(std::int32_t)}),
                             "it is read whole; name a part of it");
   return text_task(s.text,
                    s.vocabulary == "bytes" ? Alphabet::bytes

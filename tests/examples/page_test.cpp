@@ -1,6 +1,5 @@
 // Pages: what their data and their pictures are as text.
-#include "../../examples/program/report/page.h"
-#include "../../examples/program/report/grid.h"
+#include "../../examples/program/report/report.h"
 
 #include <gtest/gtest.h>
 

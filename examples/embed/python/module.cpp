@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 #include <algorithm>
 #include <chrono>
@@ -181,12 +182,12 @@ nb::dict stats_of(const NativePlan& p) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
+using Number = std::optional<double>;
 /// All of a call but its tensors.
 struct NativeCall {
   PlanPtr plan;
   AttentionOptions options;
-  NativeCall(const NativePlan& p, const std::string& backward, std::optional<double> scale,
-             std::optional<double> softcap, bool alibi, double dropout)
+  NativeCall(const NativePlan& p, const std::string& backward, Number scale, Number softcap, bool alibi, double dropout)
       : plan(p.plan), options{.backward = parse_backward(backward), .scale = scale, .dropout = dropout} {
     options.terms.softcap = softcap, options.terms.alibi = alibi;
   }
@@ -320,7 +321,6 @@ NB_MODULE(_hilt, m) {
       .def("tokens", [](const NativePlan& p) { return p.plan->order().token_at; })
       .def("grid", [](const NativePlan& p) { return std::pair(p.plan->grid().height, p.plan->grid().width); })
       .def("attends", [](const NativePlan& p, Index head, Index t, Index u) { return p.plan->attends(head, t, u); });
-  using Number = std::optional<double>;
   nb::class_<NativeCall>(m, "Call").def(nb::init<const NativePlan&, Text, Number, Number, bool, double>());
   m.def("forward", forward);
   m.def("backward", backward);
@@ -341,24 +341,20 @@ NB_MODULE(_hilt, m) {
   });
   m.def("last_seconds", [] { return last_seconds; });
   m.def("set_thread_count", set_thread_count);
-  m.def("did_you_mean", [](const std::string& name, const std::vector<std::string>& names) {
-    return did_you_mean(name, std::vector<std::string_view>(names.begin(), names.end()));
-  });
+  m.def("did_you_mean",
+        [](std::string_view name, const std::vector<std::string_view>& names) { return did_you_mean(name, names); });
   // The table of what an attention is told: name, what Python says of it, and the names it takes.
   nb::list settings;
-  for (const AttentionSetting& s : attention_settings()) {
-    const auto text = [](std::string_view view) { return std::string(view); };
-    std::vector<std::string> choices(s.choices.begin(), s.choices.end());
-    settings.append(nb::make_tuple(text(s.name), text(s.tensor.empty() ? s.help : s.tensor), std::move(choices)));
-  }
+  for (const AttentionSetting& s : attention_settings())
+    settings.append(nb::make_tuple(s.name, s.tensor.empty() ? s.help : s.tensor, s.choices));
   m.attr("settings") = settings;
-  const PlanSpec defaults;
+  const PlanSpec defaults;  // whose order is row
   nb::dict words;
   words["order"] = to_string(defaults.order);
   words["pattern"] = to_string(defaults.pattern);
-  words["causal"] = std::string(name_of(defaults.causality));
-  words["dilation_mode"] = std::string(name_of(defaults.dilation_mode));
+  words["causal"] = name_of(defaults.causality);
+  words["dilation_mode"] = name_of(defaults.dilation_mode);
   m.attr("defaults") = words;
   m.attr("default_backward") = AttentionSettings().backward;
-  m.attr("version") = std::string(kVersion);
+  m.attr("version") = kVersion;
 }

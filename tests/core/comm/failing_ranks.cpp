@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 #include "examples/program/program.h"
-#include "examples/program/ranks.h"
 
 namespace {
 
