@@ -1,48 +1,30 @@
 // The public calls: which mode runs, and the table of modes.
 #include "ops/hilbert/attention.h"
 #include "core/io/text.h"
-#include "ops/hilbert/points/given.h"
 #include "ops/hilbert/call.h"
 #include "ops/ops.h"
 
 namespace hilt {
 namespace {
 
+using detail::OneOp;
+
 /// q, k and v, or one packed projection.
 using Inputs = std::span<const Tensor>;
 
-/// A mode; but for taped, whose steps are ops, the name of its one op and how that goes back.
-struct Mode {
-  BackwardMode about;
-  std::string_view op;
-  std::vector<Tensor> (*gradients)(const detail::OneOp&, std::span<const Tensor> given);
-};
 constexpr std::array kModes{
-    Mode{{Backward::taped, "taped", "each step is an op on the tape"}, {}, nullptr},
-    Mode{{Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"},
-         "attention (hybrid)",
-         detail::hybrid_backward},
-    Mode{{Backward::fused, "fused", "one op; its backward is a kernel"}, "attention (fused)", detail::fused_backward},
+    BackwardMode{Backward::taped, "taped", "each step is an op on the tape"},
+    BackwardMode{Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"},
+    BackwardMode{Backward::fused, "fused", "one op; its backward is a kernel"},
 };
-constexpr auto kAbout = [] {
-  std::array<BackwardMode, kModes.size()> about{};
-  for (std::size_t i = 0; i < about.size(); ++i) about[i] = kModes[i].about;
-  return about;
-}();
-const Mode& mode_of(Backward mode) { return kModes[static_cast<std::size_t>(mode)]; }
 
 AttentionResult run_taped(const Call& call, Inputs in, bool with_lse) {
   const auto axis = [&](Index i) { return squeeze(slice(in[0], 2, i, i + 1), 2); };
-  const Taped part =
+  const AttentionResult part =
       in.size() == 3 ? taped(call, in[0], in[1], in[2], with_lse) : taped(call, axis(0), axis(1), axis(2), with_lse);
   if (!with_lse) return {part.o, {}};
   const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
   return {part.o, contiguous(to(lse, part.o.dtype() == DType::f64 ? DType::f64 : DType::f32))};
-}
-
-std::vector<Fallback>& fallbacks() {
-  thread_local std::vector<Fallback> list;
-  return list;
 }
 
 template <class F> bool any_tiling(const Plan& plan, F&& f) {
@@ -68,7 +50,7 @@ Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
     reason = "a score term has NaN or infinity, which a product with a masked zero would spread";
   if (!reason) return asked;
   check(!call.options.strict, "attention: ", name_of(asked), " would fall back to fused: ", reason);
-  remember(fallbacks(), {asked, Backward::fused, reason});
+  remember(Fallback{asked, Backward::fused, reason});
   return Backward::fused;
 }
 
@@ -94,39 +76,33 @@ template <class F> void each_sequence(const Call& call, const Tensor& q, const T
     f(b, call.plan->takes_order() ? plan_along(call, b) : plan_of_sequence(call.plan, q, k, b), own);
   }
 }
-/// Whether a tape listens that knows an input.
-bool is_recorded(const Call& call, Inputs in) {
-  const auto is_known = [](const Tensor& x) { return x && Tape::current()->knows(x); };
-  return Tape::current() &&
-         (std::ranges::any_of(in, is_known) || std::ranges::any_of(term_inputs(call.options.terms), is_known));
-}
 Tensor joined(const std::vector<Tensor>& parts) { return parts.size() == 1 ? parts[0] : cat(parts, 0); }
-
-std::array<Tensor, 3> parts_of(Inputs in) {
-  return in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
-}
 
 /// A call whose plan has its set and its order.
 AttentionResult run_mode(const Call& call, Inputs in, bool with_lse) {
-  const Mode& mode = mode_of(mode_for(call, parts_of(in)));
-  if (!mode.gradients) return run_taped(call, in, with_lse);
-  const std::vector<Tensor> y = hilt::apply<detail::OneOp, std::span<const Tensor>>(
-      detail::OneOp(call, with_lse, mode.op, mode.gradients), detail::OneOp::inputs(call, in));
+  const Backward mode = mode_for(call, OneOp::parts(in));
+  if (mode == Backward::taped) return run_taped(call, in, with_lse);
+  const bool fused = mode == Backward::fused;
+  const std::vector<Tensor> y = hilt::apply<OneOp, std::span<const Tensor>>(
+      OneOp(call, with_lse, fused ? "attention (fused)" : "attention (hybrid)",
+            fused ? detail::fused_backward : detail::hybrid_backward),
+      OneOp::inputs(call, in));
   return {y[0], with_lse ? y[1] : Tensor()};
 }
 
 AttentionResult run(Call call, Inputs in, bool with_lse) {
-  const auto [q, k, v] = parts_of(in);
+  const auto [q, k, v] = OneOp::parts(in);
   const TakesOrder takes = takes_order(call);
   if (takes == TakesOrder::gathered) {
     const GivenOrder order(call);
     std::vector<Tensor> along;
     for (const Tensor& x : in) along.push_back(order.along(x));
     Tensor out = std::exchange(call.out, {});
-    call.given = order.along(call.given);
-    const AttentionResult r = order.home(run_mode(call, along, with_lse));
-    if (out) copy(out, r.o);
-    return r;
+    call.given = {order.along(call.given.o), order.along(call.given.lse, 2)};
+    const AttentionResult r = run_mode(call, along, with_lse);
+    const Tensor o = order.home(r.o);
+    if (out) copy(out, o);
+    return {o, order.home(r.lse, 2)};
   }
   const bool one_order = takes == TakesOrder::in_plan && call.options.permutation.rank() == 1;
   if (one_order) call.plan = plan_along(call, -1);
@@ -135,7 +111,7 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
   each_sequence(call, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
     std::vector<Tensor> its;
     for (const Tensor& x : in) its.push_back(sequence_of(x, b));
-    Call one = call_of(own, how, parts_of(its));
+    Call one = call_of(own, how, OneOp::parts(its));
     if (call.out) one.out = sequence_of(call.out, b);
     const AttentionResult r = run(one, its, with_lse);
     o.push_back(r.o), lse.push_back(r.lse);
@@ -153,15 +129,15 @@ PlanPtr plan_of_queries(const PlanPtr& plan, Index count) {
   return make_plan(spec);
 }
 
-std::span<const BackwardMode> backward_modes() { return kAbout; }
+std::span<const BackwardMode> backward_modes() { return kModes; }
 Backward parse_backward(std::string_view text) {
   std::array<std::string_view, kModes.size()> names;
-  std::ranges::transform(kAbout, names.begin(), &BackwardMode::name);
-  return kAbout[find_name("backward", text, names)].mode;
+  std::ranges::transform(kModes, names.begin(), &BackwardMode::name);
+  return kModes[find_name("backward", text, names)].mode;
 }
-std::string_view name_of(Backward mode) { return mode_of(mode).about.name; }
-const std::vector<Fallback>& attention_fallbacks() { return fallbacks(); }
-void clear_attention_fallbacks() { fallbacks().clear(); }
+std::string_view name_of(Backward mode) { return kModes[static_cast<std::size_t>(mode)].name; }
+const std::vector<Fallback>& attention_fallbacks() { return seen<Fallback>(); }
+void clear_attention_fallbacks() { seen<Fallback>().clear(); }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                  const AttentionOptions& options) {
@@ -172,25 +148,30 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPt
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
   check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3,
         "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
-  return run(call_of(plan, options, detail::OneOp::parts(qkv)), {&qkv, 1}, false).o;
+  return run(call_of(plan, options, OneOp::parts({&qkv, 1})), {&qkv, 1}, false).o;
 }
 
 void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                     const AttentionOptions& options) {
   const std::array in{q, k, v};
   Call call = call_of(plan, options, in, "attention_into");
-  check(!is_recorded(call, in), "attention_into: a tape knows an input, and no gradient goes through memory that is ",
-        "given; use attention(), or detach()");
+  const auto each_input = [&](auto&& f) {
+    std::ranges::for_each(in, f), std::ranges::for_each(term_inputs(options.terms), f);
+  };
+  each_input([](const Tensor& x) {
+    check(!x || !Tape::current() || !Tape::current()->knows(x),
+          "attention_into: a tape knows an input, and no gradient goes through memory that is given; use attention(), ",
+          "or detach()");
+  });
   check(bool(o) && o.shape() == q.shape() && o.dtype() == q.dtype() && o.device() == q.device(),
         "attention_into: o must be ", q.dtype(), q.shape(), " on ", q.device(), ", as q is");
   for (int axis = 0; axis < 4; ++axis)
     check(axis < 3 ? o.stride(axis) > 0 || o.dim(axis) < 2 : o.stride(axis) == 1 || o.dim(axis) < 2,
           "attention_into: o has stride ", o.stride(axis), " at axis ", axis,
           "; its rows lie apart, and their elements one after the other");
-  const auto refuse_shared = [&](const Tensor& x) {
+  each_input([&](const Tensor& x) {
     check(!x || x.storage() != o.storage(), "attention_into: o shares memory with an input");
-  };
-  std::ranges::for_each(in, refuse_shared), std::ranges::for_each(term_inputs(options.terms), refuse_shared);
+  });
   call.out = o, call.options.backward = Backward::fused;
   (void)run(std::move(call), in, false);
 }

@@ -1,10 +1,8 @@
 // A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
 #include <map>
-#include "ops/hilbert/points/given.h"
 #include "ops/hilbert/plan/tiles.h"
 #include "ops/hilbert/kernels/compact.h"
-#include "ops/hilbert/kernels/joined.h"
 #include "ops/ops.h"
 
 namespace hilt {
@@ -62,7 +60,7 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
   for (Index h = 0; h < plan.heads(); ++h) {
     const auto tilings = plan.tilings_of(h);
     for (Index i = 0; i < std::ssize(tilings); ++i)
-      if (branch < 0 || i == branch) out[tilings[static_cast<std::size_t>(i)]].push_back(static_cast<std::int32_t>(h));
+      if (branch < 0 || i == branch) out[tilings[at(i)]].push_back(narrow(h));
   }
   return out;
 }
@@ -70,12 +68,8 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
 // ---- passes -------------------------------------------------------------------------------------
 namespace {
 
-std::vector<AttentionRoute>& routes() {
-  thread_local std::vector<AttentionRoute> list;
-  return list;
-}
 void note(std::string_view pass, const kernels::Decision& d) {
-  remember(routes(), {pass, kernels::name_of(d.route), d.reason});
+  remember(AttentionRoute{pass, kernels::name_of(d.route), d.reason});
 }
 
 /// Where a row of the batch begins, in bytes.
@@ -107,7 +101,8 @@ kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tens
 /// tiling that joins them, that makes what is of queries.
 std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> parts, const Tensor& q, bool chain) {
   std::vector<TilingPass> passes;
-  const Tiling* const joined = chain ? joined_tiling(parts[0], call.plan->tilings_of(0)) : nullptr;
+  const Tiling* const joined =
+      chain ? joined_tiling(parts[0].memo, parts[0].tilings, call.plan->tilings_of(0)) : nullptr;
   if (joined) passes.push_back({.part = &parts[0], .tiling = joined, .heads = users(*call.plan, 0).begin()->second});
   if (joined) passes[0].keys = false;
   const Index branches = branch_count(*call.plan);
@@ -125,7 +120,7 @@ std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> 
 bool lists_all(const Call& call, std::span<const PlanPart> parts, std::int32_t tiling, bool keys) {
   Index n = 0;
   for (const PlanPart& part : parts) {
-    const Tiling& t = part.tilings[static_cast<std::size_t>(tiling)];
+    const Tiling& t = part.tilings[at(tiling)];
     n += part.places.count(call.batch) * std::ssize(keys ? t.k_token : t.q_token);
   }
   return n == call.batch * (keys ? call.plan->length() : call.queries);
@@ -148,8 +143,8 @@ bool is_chain(const Call& call, std::span<const PlanPart> parts, const Tensor& q
 
 }  // namespace
 
-const std::vector<AttentionRoute>& attention_routes() { return routes(); }
-void clear_attention_routes() { routes().clear(); }
+const std::vector<AttentionRoute>& attention_routes() { return seen<AttentionRoute>(); }
+void clear_attention_routes() { seen<AttentionRoute>().clear(); }
 
 // ---- forward ------------------------------------------------------------------------------------
 
@@ -210,10 +205,9 @@ AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& 
 
 // ---- backward -----------------------------------------------------------------------------------
 
-BackwardRun decide_backward(const Call& call, const BackwardInputs& x) {
-  return decide_backward(call, parts_for(call, x.q), x, true);
-}
-BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole) {
+BackwardRun decide_backward(const Call& call, const BackwardInputs& x, const ShardPlan::Stage* stage) {
+  const bool whole = !stage;
+  const std::span<const PlanPart> parts = whole ? parts_for(call, x.q) : stage->parts;
   const kernels::Terms terms = kernel_terms(call);
   BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
   run.chain = whole && is_chain(call, parts, x.q);
@@ -222,7 +216,7 @@ BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, c
   std::map<std::pair<const PlanPart*, std::int32_t>, Index> passes_of;
   for (TilingPass& p : passes_over(call, parts, x.q, run.chain)) {
     std::vector<std::int32_t> kv_heads = p.heads;
-    for (std::int32_t& h : kv_heads) h = static_cast<std::int32_t>(h / (call.heads() / call.kv_heads));
+    for (std::int32_t& h : kv_heads) h = narrow(h / (call.heads() / call.kv_heads));
     kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
     for (const std::int32_t h : kv_heads) ++passes_of[{x.q.device().is_cuda() ? p.part : nullptr, h}];
     run.passes.push_back({std::move(p)});
@@ -297,7 +291,7 @@ namespace detail {
 
 std::vector<Tensor> OneOp::forward(std::span<const Tensor> in) {
   packed = in.size() == 1 + kTermTensors;
-  const auto [q, k, v] = packed ? parts(in[0]) : std::array<Tensor, 3>{in[0], in[1], in[2]};
+  const auto [q, k, v] = parts(in);
   const AttentionResult r = call.given.o ? call.given
                             : call.shard ? ring_forward(call, q, k, v)
                                          : kernel_forward(call, q, k, v);
@@ -315,37 +309,37 @@ std::vector<Tensor> OneOp::inputs(const Call& call, std::span<const Tensor> in) 
   return all;
 }
 
-std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {
+std::array<Tensor, 3> OneOp::parts(std::span<const Tensor> in) {
+  if (in[0].rank() < 5) return {in[0], in[1], in[2]};
+  const Tensor& qkv = in[0];
   std::array<Tensor, 3> out;
   for (Index i = 0; i < 3; ++i)
-    out[static_cast<std::size_t>(i)] = as_strided(qkv, {qkv.dim(0), qkv.dim(1), qkv.dim(3), qkv.dim(4)},
-                                                  {qkv.stride(0), qkv.stride(1), qkv.stride(3), qkv.stride(4)},
-                                                  qkv.offset() + (qkv.numel() > 0 ? i * qkv.stride(2) : 0));
+    out[at(i)] = as_strided(qkv, {qkv.dim(0), qkv.dim(1), qkv.dim(3), qkv.dim(4)},
+                            {qkv.stride(0), qkv.stride(1), qkv.stride(3), qkv.stride(4)},
+                            qkv.offset() + (qkv.numel() > 0 ? i * qkv.stride(2) : 0));
   return out;
 }
 
 BackwardInputs OneOp::kept(std::span<const Tensor> given) const {
   const std::size_t inputs = packed ? 1 : 3, n = inputs + kTermTensors;
-  const auto [q, k, v] = packed ? parts(saved(0)) : std::array<Tensor, 3>{saved(0), saved(1), saved(2)};
+  const auto [q, k, v] = parts(std::array{saved(0), saved(1), saved(2)});
   BackwardInputs x{q, k, v, saved(n), given[0] ? given[0] : zeros_like(saved(n)), saved(n + 1)};
   if (with_lse) x.d_lse = given[1];
   for (std::size_t i = 0; i < kTermTensors; ++i) x.terms[i] = bool(saved(inputs + i)) && wants(inputs + i);
   return x;
 }
 
+std::vector<Tensor> OneOp::gradients_like_inputs(const BackwardRun& run) const {
+  std::vector<Tensor> out;
+  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i)
+    out.push_back((run.zeroed ? zeros : empty)(saved(i).shape(), run.type, saved(i).device()));
+  return out;
+}
+
 std::vector<Tensor> OneOp::finished(std::vector<Tensor> dx, DType type, TermTensors terms) const {
   for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], type) : Tensor{};
   for (Tensor& d : terms) dx.push_back(std::move(d));
   return dx;
-}
-
-std::vector<Tensor> OneOp::gradients_like_inputs(const BackwardRun& run) const {
-  std::vector<Tensor> out;
-  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i) {
-    const Tensor& x = saved(i);
-    out.push_back(run.zeroed ? zeros(x.shape(), run.type, x.device()) : empty(x.shape(), run.type, x.device()));
-  }
-  return out;
 }
 
 }  // namespace detail

@@ -28,11 +28,14 @@ struct Call {
 Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
                   const Tensor& q, const Tensor& k, const Tensor& v);
 
-/// Keeps the last of what a thread has seen.
-template <class X> void remember(std::vector<X>& list, X x) {
-  constexpr std::size_t kMost = 64;
-  if (list.size() == kMost) list.erase(list.begin());
-  list.push_back(std::move(x));
+/// The last of these that a thread has seen.
+template <class X> std::vector<X>& seen() {
+  thread_local std::vector<X> list;
+  return list;
+}
+template <class X> void remember(X x) {
+  if (seen<X>().size() == 64) seen<X>().erase(seen<X>().begin());
+  seen<X>().push_back(std::move(x));
 }
 
 /// Rows whose elements are neighbours, read in place; else a copy, an op if a tape listens.
@@ -51,6 +54,32 @@ struct TilingPass {
   bool queries = true, keys = true;  // whose sums it makes: forward and dQ, dK and dV
   /// The row of the batch that it is of; none: of all rows, or where the part's places say.
   std::optional<Index> row = {};
+};
+
+// ---- a plan that takes an order (points/given.cpp) ----------------------------------------------
+
+/// How a call brings it: not at all; rows gathered along the order, and results brought home; or,
+/// where something looks at tokens, a plan made with it.
+enum class TakesOrder : unsigned char { no, gathered, in_plan };
+TakesOrder takes_order(const Call& call);
+
+/// Checks AttentionOptions::permutation against a plan, but for what it says.
+void check_permutation(const char* op, const Plan& plan, const Tensor& permutation, const Tensor& q);
+
+/// The plan of a row of the batch with its order in it; row -1: of all rows, which have one order.
+PlanPtr plan_along(const Call& call, Index row);
+
+/// The order of a call, and back, as indices of rows: of one row, or where `each`, of all rows of
+/// the batch one after the other.
+struct GivenOrder {
+  Tensor token_at, position_of;  // i64
+  bool each = false;
+
+  explicit GivenOrder(const Call& call);  // checks what it says
+  /// Along the order, and home, by the axis of tokens; ops, each the other's backward. None stays
+  /// none.
+  Tensor along(const Tensor& x, int axis = 1) const;
+  Tensor home(const Tensor& y, int axis = 1) const;
 };
 
 // ---- score terms (terms.cpp) --------------------------------------------------------------------
@@ -119,9 +148,8 @@ struct BackwardRun {
   bool zeroed, delta;  // they must be zero before; delta is read
   bool chain = false;  // sums go from pass to pass, the last of which writes dq, dk and dv
 };
-/// `whole`: these are all of the call, not one of several stages whose gradients are added up.
-BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole);
-BackwardRun decide_backward(const Call& call, const BackwardInputs& x);  // of all that the plan has
+/// stage: one of several, whose gradients are added up; none: all that the plan has.
+BackwardRun decide_backward(const Call& call, const BackwardInputs& x, const ShardPlan::Stage* stage = nullptr);
 /// Writes or adds the gradients to d = {dq, dk, dv}, which are as the run wants them; adds those of
 /// terms.
 void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
@@ -148,8 +176,8 @@ struct OneOp final : MultiFunction {
   std::vector<Tensor> forward(std::span<const Tensor> in);
   std::vector<Tensor> backward_all(std::span<const Tensor> given) override { return gradients(*this, given); }
 
-  /// q, k, v inside [B, L, 3, H, D].
-  static std::array<Tensor, 3> parts(const Tensor& qkv);
+  /// q, k and v, which may be inside one tensor [B, L, 3, H, D].
+  static std::array<Tensor, 3> parts(std::span<const Tensor> in);
   BackwardInputs kept(std::span<const Tensor> given) const;
   /// Where gradients are made, laid out as the inputs were.
   std::vector<Tensor> gradients_like_inputs(const BackwardRun& run) const;
@@ -165,10 +193,7 @@ std::vector<Tensor> fused_backward(const OneOp& op, std::span<const Tensor> give
 }  // namespace detail
 
 /// One branch, or all: o [B, L, H, D], and lse [B, L, H, 1] where branches merge or a caller asks.
-struct Taped {
-  Tensor o, lse;
-};
-Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse);
+AttentionResult taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse);
 bool all_finite(std::span<const Tensor> tensors);
 
 }  // namespace hilt

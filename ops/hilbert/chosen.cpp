@@ -11,15 +11,13 @@ namespace hilt {
 
 /// The row of each position of a plan, those of a prefix aside.
 static std::vector<std::int32_t> row_of_position(const Plan& plan) {
-  const auto n = plan.spec().outside();
-  const auto behind = [n](std::vector<std::int32_t> rows) {
-    rows.erase(rows.begin(), rows.begin() + n);
-    return rows;
-  };
-  const bool by_token = plan.spec().order.scope == Order::Scope::order_only;
-  if (by_token && plan.spec().in_order) return behind(plan.order().position_of);
-  // Positions are tokens, or rows are positions, or neither.
-  return by_token || plan.spec().in_order ? query_run(n, plan.length() - n) : behind(plan.order().token_at);
+  const PlanSpec& spec = plan.spec();
+  std::vector<std::int32_t> rows;
+  // Positions are tokens where the order arranges work alone.
+  if ((spec.order.scope == Order::Scope::order_only) != spec.in_order) rows = query_run(0, spec.length);
+  else rows = spec.in_order ? plan.order().position_of : plan.order().token_at;
+  rows.erase(rows.begin(), rows.begin() + spec.outside());
+  return rows;
 }
 
 /// Means of x [1, L, H, D] over `size` positions and the heads of a key head: [Hk, blocks, D].

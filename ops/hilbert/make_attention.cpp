@@ -17,11 +17,6 @@ template <class E> std::vector<std::string_view> names_to(E last) {
   return names;
 }
 template <class... Names> std::vector<std::string_view> list(Names... names) { return {names...}; }
-std::vector<std::string_view> mode_names() {
-  std::vector<std::string_view> names;
-  for (const BackwardMode& mode : backward_modes()) names.push_back(mode.name);
-  return names;
-}
 
 std::vector<Index> read_list(const char* what, std::string_view text) {
   std::vector<Index> out;
@@ -76,7 +71,7 @@ const std::vector<AttentionSetting>& attention_settings() {
       {"sink", "", &S::sink, terms, "A learned score a head beside every row's, with value 0",
        "[H]: a score beside every row's, with value 0"},
       {"heads", "N", &S::heads, all, "How many q has, where a term is learned", "", 1},
-      {"backward", "NAME", &S::backward, all, "How gradients are obtained", "", 0, 0, mode_names()},
+      {"backward", "NAME", &S::backward, all, "How gradients are obtained", "", 0, 0, names_to(Backward::fused)},
       {"strict", "", &S::strict, all, "A fallback to another backward is an error"},
       {"dropout", "X", &S::dropout, all, "Probability of dropping a weight, in forward and backward alike", "", 0,
        0.99},

@@ -6,36 +6,33 @@ namespace hilt {
 
 KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
   KernelWork work;
+  const auto count = [](Tiling::Range r) { return Index{r.end - r.begin}; };
   if (!device.is_cpu()) {
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-      work.keys += t.keys_of(i);
-      work.pairs += t.keys_of(i) * (t.q_tile[i].end - t.q_tile[i].begin);
-    }
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+      work.keys += t.keys_of(i), work.pairs += t.keys_of(i) * count(t.q_tile[i]);
     return work;
   }
   const Compact& lists = compact(t, !scored);
   for (std::size_t i = 0; i < lists.q_tile.size(); ++i)
     for (auto e = lists.keys_begin[i]; e < lists.keys_begin[i + 1]; ++e) {
-      const std::size_t tile = at(lists.keys[at(e)].tile);
-      const Index queries = lists.q_tile[i].end - lists.q_tile[i].begin;
-      work.keys += lists.k_tile[tile].end - lists.k_tile[tile].begin;
-      if (lists.pair_begin.empty() || lists.pair_begin[tile] < 0) {
-        work.pairs += queries * (lists.k_tile[tile].end - lists.k_tile[tile].begin);
-        continue;
-      }
-      const std::uint8_t* list = lists.pair_list.data() + lists.pair_begin[tile];
-      for (Index row = 0; row < queries; ++row, list += 1 + *list) work.pairs += *list;
+      const std::int32_t tile = lists.keys[at(e)].tile;
+      const Index queries = count(lists.q_tile[i]), keys = count(lists.k_tile[at(tile)]);
+      const std::uint8_t* list = lists.pairs_of(tile);
+      work.keys += keys;
+      if (!list) work.pairs += queries * keys;
+      for (Index row = 0; list && row < queries; ++row, list += 1 + *list) work.pairs += *list;
     }
   return work;
 }
 
+static double real(Index n) { return static_cast<double>(n); }
 /// Bytes of the sums of dQ where Hopper's kernels go back in one pass.
 static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
   Index bytes = 0;
   for (const auto& [index, users_of] : users(plan, -1))
     for (const PlanPart& part : plan.parts())
       bytes += part.places.count(batch) * std::ssize(users_of) * kernels::one_pass_bytes(part.tilings[at(index)], dim);
-  return static_cast<double>(bytes);
+  return real(bytes);
 }
 
 /// The same where the plan has its order.
@@ -48,60 +45,56 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
   resolve_terms(call, empty({0}, dtype, device));
   const auto element = static_cast<double>(size_of(dtype));
   const double stat = dtype == DType::f64 ? 8.0 : 4.0;
-  const double heads = static_cast<double>(plan.heads()), row = static_cast<double>(batch * plan.queries()) * heads;
-  const double q = row * static_cast<double>(dim), kv = 2 * static_cast<double>(batch * plan.length() * kv_heads * dim);
+  const double row = real(batch * plan.queries()) * real(plan.heads()), q = row * real(dim),
+               kv = 2 * real(batch * plan.length() * kv_heads * dim);
   const bool narrow = size_of(dtype) == 2, capped = bool(terms.softcap), sink = bool(terms.sink);
   double sums = 0;  // of the terms' gradients; a bias's may be added up once more
   const TermTensors tensors = term_inputs(call.options.terms);
   for (std::size_t i = 0; i < kTermTensors; ++i)
     if (const Shape sum = tensors[i] ? term_sum_shape(call, i) : Shape{0}; sum.numel() > 0)
-      sums += static_cast<double>(sum.numel()) * stat * (sum == tensors[i].shape() ? 1 : 2);
-  AttentionMemory m;
+      sums += real(sum.numel()) * stat * (sum == tensors[i].shape() ? 1 : 2);
+  const auto bytes = [](double saved, double peak) {
+    return AttentionMemory{static_cast<std::size_t>(saved), static_cast<std::size_t>(peak)};
+  };
   const double kept = q * element + row * stat;  // o and lse
   if (mode == Backward::fused) {
-    m.saved = static_cast<std::size_t>(kept);
-    m.peak = static_cast<std::size_t>(kept + row * stat + (q + kv) * stat + sums +
-                                      std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0));
+    double peak =
+        kept + row * stat + (q + kv) * stat + sums + std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0);
     if (where.is_cuda() && narrow && dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
-      m.peak = std::max(
-          m.peak, static_cast<std::size_t>(kept + row * stat + (q + kv) * element + one_pass_sums(plan, batch, dim)));
-    return m;
+      peak = std::max(peak, kept + row * stat + (q + kv) * element + one_pass_sums(plan, batch, dim));
+    return bytes(kept, peak);
   }
   double scores = 0, largest = 0, gathered = 0, gathered_most = 0, masks = 0, indices = 0;
   for (const auto& [index, users_of] : users(plan, -1)) {
     for (const PlanPart& part : plan.parts()) {
-      const Tiling& t = part.tilings[static_cast<std::size_t>(index)];
+      const Tiling& t = part.tilings[at(index)];
       const GroupShape g = group_shape(t);
-      const double pairs = static_cast<double>(g.pairs()), places = static_cast<double>(part.places.count(1)),
-                   sets = static_cast<double>(part.places.count(batch)) * static_cast<double>(users_of.size());
+      const double pairs = real(g.pairs()), places = real(part.places.count(1)),
+                   sets = real(part.places.count(batch)) * real(std::ssize(users_of));
       scores += pairs * sets * stat;
       largest = std::max(largest, pairs * sets * stat);
       indices += places * pairs * 4 * (bool(tensors[0]) + bool(tensors[1]) + bool(tensors[2]));  // in tables
-      masks += places * ((g.pairs() > t.pairs ? pairs : 0) + static_cast<double>(8 * g.groups * (g.q + g.k)));
-      bool in_place = !narrow && kv_heads == plan.heads() && part.places.are_rows() &&
-                      g.groups * g.q == plan.queries() && g.groups * g.k == plan.length();
-      in_place = in_place && t.q_token.counts_up() && t.q_token.size() > 0 && t.q_token[0] == 0;
+      masks += places * ((g.pairs() > t.pairs ? pairs : 0) + real(8 * g.groups * (g.q + g.k)));
+      const bool in_place = !narrow && kv_heads == plan.heads() && part.places.are_rows() &&
+                            g.groups * g.q == plan.queries() && g.groups * g.k == plan.length() &&
+                            t.q_token.counts_up() && t.q_token.size() > 0 && t.q_token[0] == 0;
       if (in_place) continue;
-      const double copies = sets * static_cast<double>(g.groups * (g.q + 2 * g.k) * dim) * stat;
+      const double copies = sets * real(g.groups * (g.q + 2 * g.k) * dim) * stat;
       gathered += copies;
       gathered_most = std::max(gathered_most, copies);
     }
   }
   if (mode == Backward::hybrid) {
     const double by_terms = capped ? 3 : tensors[0] || tensors[1] ? 2.5 : tensors[2] ? 1 : 0;
-    m.saved = static_cast<std::size_t>(kept);
-    m.peak = static_cast<std::size_t>(kept + (4 + by_terms) * largest + masks + indices + sums + 2 * gathered_most +
-                                      (q + kv) * stat + q * stat + (narrow ? (3 * q + kv) * stat : 0));
-    return m;
+    return bytes(kept, kept + (4 + by_terms) * largest + masks + indices + sums + 2 * gathered_most + (q + kv) * stat +
+                           q * stat + (narrow ? (3 * q + kv) * stat : 0));
   }
-  const double branches = static_cast<double>(branch_count(plan));
+  const double branches = real(branch_count(plan));
   // logsumexp keeps S; the merge keeps each part
   const double merge = branches > 1 || sink ? scores + branches * q * stat : 0;
   const double kept_by_terms = capped * scores + indices;
-  m.saved = static_cast<std::size_t>(scores + gathered + masks + merge + kept_by_terms);
-  m.peak = static_cast<std::size_t>(scores + (2 + sink) * largest + gathered + masks + merge + q * stat +
-                                    kept_by_terms + sums);
-  return m;
+  return bytes(scores + gathered + masks + merge + kept_by_terms,
+               scores + (2 + sink) * largest + gathered + masks + merge + q * stat + kept_by_terms + sums);
 }
 
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,

@@ -76,6 +76,17 @@ Incoming post(const Call& call, const KeysValues& own, std::size_t stage, std::s
   };
   return exchange(call.comm, {op, static_cast<Index>(stage)}, s.send, rows_of, s.receive, own[0]);
 }
+/// f(number, its keys and values) of each stage, while those of the next one are on their way.
+template <class F> void each_stage(const Call& call, const KeysValues& own, std::string_view op, const F& f) {
+  const std::size_t stages = call.shard->stages().size();
+  KeysValues keys = own;
+  for (std::size_t stage = 0; stage < stages; ++stage) {
+    Incoming next;
+    if (stage + 1 < stages) next = post(call, own, stage + 1, op);
+    f(stage, keys);
+    if (stage + 1 < stages) keys = next.keys(own);
+  }
+}
 /// Gradients of keys and values return to their owners.
 Incoming return_gradients(const Call& call, const KeysValues& theirs, std::size_t stage) {
   const ShardPlan::Stage& s = call.shard->stages()[stage];
@@ -103,15 +114,13 @@ std::vector<Tensor> ring_backward(const detail::OneOp& op, std::span<const Tenso
   const auto& stages = call.shard->stages();
   const auto zeros_of = [&](const Tensor& like) { return zeros(like.shape(), x.lse.dtype(), like.device()); };
   const Tensor dq = zeros_of(x.q);
-  KeysValues total, keys = own;
+  KeysValues total;
   Incoming returned;
-  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    Incoming next;
-    if (stage + 1 < stages.size()) next = post(call, own, stage + 1, "ring backward");
+  each_stage(call, own, "ring backward", [&](std::size_t stage, const KeysValues& keys) {
     std::array<Tensor, 3> d{dq, zeros_of(keys[0]), zeros_of(keys[1])};
     if (stages[stage].keys > 0) {
       x.k = keys[0], x.v = keys[1];
-      run_backward(call, decide_backward(call, stages[stage].parts, x, false), x, d, terms);
+      run_backward(call, decide_backward(call, x, &stages[stage]), x, d, terms);
       x.k = x.v = {};  // the next ones are on their way
     }
     if (stage == 0) {
@@ -120,8 +129,7 @@ std::vector<Tensor> ring_backward(const detail::OneOp& op, std::span<const Tenso
       if (stage > 1) returned.add_to(total);
       returned = return_gradients(call, {std::move(d[1]), std::move(d[2])}, stage);
     }
-    if (stage + 1 < stages.size()) keys = next.keys(own);
-  }
+  });
   if (stages.size() > 1) returned.add_to(total);
   if (x.terms[kSinkTensor] && !x.delta) x.make_delta(call.sizes());  // no stage had keys
   return op.finished({dq, std::move(total[0]), std::move(total[1])}, x.q.dtype(),
@@ -152,15 +160,10 @@ AttentionResult run(std::array<Tensor, 3> in, const ShardPlanPtr& shard, const C
 
 AttentionResult ring_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto& stages = call.shard->stages();
-  const KeysValues own{k, v};
   SoftmaxState state = initial_state(call, q, stages[0].parts, any_stage(call, &ShardPlan::Stage::receive));
-  KeysValues keys = own;
-  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    Incoming next;
-    if (stage + 1 < stages.size()) next = post(call, own, stage + 1, "ring forward");
+  each_stage(call, {k, v}, "ring forward", [&](std::size_t stage, const KeysValues& keys) {
     if (stages[stage].keys > 0 || stage == 0) attend(call, stages[stage].parts, q, keys[0], keys[1], state);
-    if (stage + 1 < stages.size()) keys = next.keys(own);
-  }
+  });
   return {to(state.o, q.dtype()), state.lse};
 }
 
@@ -213,11 +216,10 @@ Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& com
   std::vector<Tensor> all;
   const Tensor gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
   for (int r = 0; r < comm.size(); ++r) all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
-  std::vector<std::int32_t> from(static_cast<std::size_t>(shard.plan().length()));  // by token
+  std::vector<std::int32_t> from(at(shard.plan().length()));  // by token
   for (int r = 0; r < comm.size(); ++r) {
     const std::vector<std::int32_t> tokens = shard.tokens_of(r);
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-      from[static_cast<std::size_t>(tokens[i])] = static_cast<std::int32_t>(r * longest + static_cast<Index>(i));
+    for (std::size_t i = 0; i < tokens.size(); ++i) from[at(tokens[i])] = narrow(r * longest + static_cast<Index>(i));
   }
   return hilt::gather(cat(all, 1), 1, index_of(from, rows.device()));
 }

@@ -26,11 +26,9 @@ template <class F> Tensor of_pairs(const GroupBatch& g, F&& f) {
   parallel_for(g.groups * g.q, 64, [&](Index begin, Index end) {
     for (Index row = begin; row < end; ++row)
       for (Index j = 0; j < g.k; ++j)
-        out[row * g.k + j] = static_cast<std::int32_t>(f(g.q_name[static_cast<std::size_t>(row)],
-                                                         g.k_name[static_cast<std::size_t>(row / g.q * g.k + j)],
-                                                         static_cast<std::size_t>(row / g.q)));
+        out[row * g.k + j] = narrow(f(g.q_name[at(row)], g.k_name[at(row / g.q * g.k + j)], at(row / g.q)));
   });
-  return moved(x, g.q_index.device());
+  return moved(x, g.queries.index.device());
 }
 /// f(query's site, key's site), each in its document.
 template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
@@ -40,12 +38,12 @@ template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
   });
 }
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
-  return g.q_heads && x.dim(axis) > 1 ? gather(x, axis, g.q_heads) : x;
+  return g.queries.heads && x.dim(axis) > 1 ? gather(x, axis, g.queries.heads) : x;
 }
 kernels::Site reach_of(const Tensor& table) {
   kernels::Site r;
   std::int32_t* const axes[] = {&r.a, &r.b, &r.c};
-  for (int i = 1; i < table.rank(); ++i) *axes[3 - table.rank() + i] = static_cast<std::int32_t>(table.dim(i) / 2);
+  for (int i = 1; i < table.rank(); ++i) *axes[3 - table.rank() + i] = narrow(table.dim(i) / 2);
   return r;
 }
 
@@ -116,14 +114,13 @@ Tensor add_bias(const Call& call, const GroupBatch& g, const Tensor& s, const Te
   if (by_row) b = permute(b, {1, 0, 2, 3});
   const Index batch = by_row ? 1 : b.dim(0), queries = by_row ? b.dim(1) * each : each;
   if (queries == 1 && keys == 1) return add(s, unsqueeze(b, -1));
-  const Tensor at = of_pairs(g, [&](Index t, Index u, std::size_t group) {
-    if (!call.bias_row.empty()) t = call.bias_row[static_cast<std::size_t>(t)];
+  Tensor index = of_pairs(g, [&](Index t, Index u, std::size_t group) {
+    if (!call.bias_row.empty()) t = call.bias_row[at(t)];
     return ((by_row ? g.row[group] * each : 0) + (each > 1 ? t : 0)) * keys + (keys > 1 ? u : 0);
   });
   Index q = g.q, k = g.k;
-  Tensor index = at;
-  if (queries == 1) index = slice(at, 1, 0, q = 1);
-  if (keys == 1) index = slice(at, 2, 0, k = 1);
+  if (queries == 1) index = slice(index, 1, 0, q = 1);
+  if (keys == 1) index = slice(index, 2, 0, k = 1);
   const Tensor found = gather(reshape(b, {batch, heads, queries * keys}), 2, reshape(contiguous(index), {-1}));
   return add(s, reshape(found, {batch, heads, g.groups, q, k}));
 }
@@ -256,11 +253,11 @@ void resolve_terms(Call& call, const Tensor& q) {
   while (x.bias && x.bias.rank() < 4) x.bias = unsqueeze(x.bias, 0);
   const PlanSpec& spec = call.plan->spec();
   if (!x.bias || !spec.queries) return;
-  call.bias_row.assign(static_cast<std::size_t>(spec.length), 0);
+  call.bias_row.assign(at(spec.length), 0);
   for (std::size_t i = 0; i < spec.queries->size(); ++i) {
     const std::int32_t row = (*spec.queries)[i];
-    const std::int32_t token = spec.in_order ? call.plan->order().token_at[static_cast<std::size_t>(row)] : row;
-    call.bias_row[static_cast<std::size_t>(token)] = static_cast<std::int32_t>(i);
+    const std::int32_t token = spec.in_order ? call.plan->order().token_at[at(row)] : row;
+    call.bias_row[at(token)] = narrow(i);
   }
 }
 

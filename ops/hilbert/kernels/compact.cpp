@@ -49,28 +49,26 @@ std::int32_t end_of_tile(const Codes& codes, Range q, Index most) {
 
 /// The tiling with its queries in ascending order of their codes, which are sorted too.
 Tiling sorted(const Tiling& t, Codes& codes) {
-  Tiling out;
-  add_all_keys(out, t);
-  out.grids = t.grids, out.pairs = t.pairs;
   List from(t.q_token.size()), tile_of(from);
   std::iota(from.begin(), from.end(), 0);
   std::ranges::stable_sort(from, {}, [&](std::int32_t i) { return codes[at(i)]; });
   std::ranges::sort(codes);
-  add_queries(out, t, TokenList(from));
+  Selection queries{TokenList(from), {}};
+  Tiling::Lists met;
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     std::fill(tile_of.begin() + t.q_tile[i].begin, tile_of.begin() + t.q_tile[i].end, narrow(i));
   for (Range q{0, 0}; q.begin < narrow(from.size()); q.begin = q.end) {
     q.end = end_of_tile(codes, {q.begin, narrow(from.size())}, Tiling::kTile);
-    out.q_tile.push_back(q);
+    queries.tiles.push_back(q);
     std::set<std::int32_t> tiles;
     for (auto i = q.begin; i < q.end; ++i) tiles.insert(tile_of[at(from[at(i)])]);
     std::map<std::int32_t, std::size_t> full;  // of a tile of keys: for how many
     for (const std::int32_t i : tiles)
       for (const Tiling::Ref ref : t.met.of(at(i))) full[ref.tile] += !ref.partial;
-    for (const auto& [tile, n] : full) out.met.add(tile, tile + 1, n < tiles.size());
-    out.met.end_list();
+    for (const auto& [tile, n] : full) met.add(tile, tile + 1, n < tiles.size());
+    met.end_list();
   }
-  return out;
+  return with_lists(t, &queries, nullptr, std::move(met));
 }
 
 /// Queries that ask for a key: bit i is query first + i.
@@ -344,9 +342,7 @@ class Compactor {
   std::map<Bytes, std::int32_t> lists_;  // of pairs, each once
 };
 
-}  // namespace
-
-static std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
+std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
   const Codes none;
   Compactor plain(t, none, by_pairs);
   Codes codes = t.axis[0].key.empty() || t.boxes > 1 ? none : codes_of(t);
@@ -358,8 +354,61 @@ static std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
   return plain.take();
 }
 
+// ---- several tilings as one: keys behind each other, queries cut wherever one of them cuts
+
+/// What several tilings list of queries, cut wherever one of them cuts.
+std::vector<Range> common_tiles(std::span<const Tiling* const> all) {
+  List ends;
+  for (const Tiling* t : all)
+    for (const Range& r : t->q_tile) ends.push_back(r.end);
+  std::ranges::sort(ends);
+  ends.erase(std::ranges::unique(ends).begin(), ends.end());
+  std::vector<Range> tiles;
+  for (const std::int32_t end : ends) tiles.push_back({tiles.empty() ? 0 : tiles.back().end, end});
+  return tiles;
+}
+
+std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
+  const Tiling& one = *all[0];
+  for (const Tiling* t : all)
+    if (t->q_token != one.q_token || t->q_names() != one.q_names() || t->causal != one.causal ||
+        t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
+      return nullptr;
+  auto out = std::make_unique<Tiling>();
+  add_all_queries(*out, one);
+  out->grids = one.grids, out->q_tile = common_tiles(all);
+  List tiles_before;
+  for (const Tiling* t : all) {
+    tiles_before.push_back(narrow(out->k_tile.size()));
+    add_all_keys(*out, *t);
+    out->pairs += t->pairs;
+  }
+  std::vector<std::size_t> within(all.size());  // the tile of each that holds ours
+  for (const Range& r : out->q_tile) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Tiling& t = *all[i];
+      while (t.q_tile[within[i]].end < r.end) ++within[i];
+      for (const Tiling::Ref ref : t.met.of(within[i]))
+        out->met.add(ref.tile + tiles_before[i], ref.tile + tiles_before[i] + 1, ref.partial);
+    }
+    out->met.end_list();
+  }
+  return out;
+}
+
+}  // namespace
+
 const Compact& compact(const Tiling& t, bool by_pairs) {
   return *t.memo.get<std::unique_ptr<const Compact>>({by_pairs}, [&] { return made(t, by_pairs); });
+}
+
+const Tiling* joined_tiling(const Memo& memo, std::span<const Tiling> tilings, std::span<const std::int32_t> which) {
+  const auto make = [&] {
+    std::vector<const Tiling*> all;
+    for (const std::int32_t i : which) all.push_back(&tilings[at(i)]);
+    return join(all);
+  };
+  return memo.get<std::unique_ptr<const Tiling>>({which.begin(), which.end()}, make).get();
 }
 
 }  // namespace hilt

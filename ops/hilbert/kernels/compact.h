@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 #include "ops/hilbert/plan/tiling.h"
 
@@ -47,10 +48,20 @@ struct Compact : Tiling {
   /// By query: how many keys, and which of the tile; then by key: how many queries, and of each
   /// which of its tile, and as which of its keys.
   std::vector<std::uint8_t> pair_list;
+  /// Those of a tile of keys, or null.
+  [[gnu::always_inline]] const std::uint8_t* pairs_of(std::int32_t tile) const {
+    const bool whole = pair_begin.empty() || pair_begin.data()[tile] < 0;
+    return whole ? nullptr : pair_list.data() + pair_begin.data()[tile];
+  }
 };
 
 /// Made when first asked for, and kept with t. by_pairs: for kernels that can take pairs one by one
 /// where that costs less, see Compact::pair_list.
 const Compact& compact(const Tiling& t, bool by_pairs = false);
+
+/// Some tilings of a part, which has the memo, as one, for kernels that own queries: a row reads
+/// the keys of one after the other, and a key stands in k_token once for each. Null where they list
+/// other queries.
+const Tiling* joined_tiling(const Memo& memo, std::span<const Tiling> tilings, std::span<const std::int32_t> which);
 
 }  // namespace hilt

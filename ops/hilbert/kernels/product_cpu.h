@@ -200,11 +200,6 @@ template <class W> struct Weighted {
   Index row;
 };
 
-/// The lists of a tile of keys, Compact::pair_list, or null where whole products are taken.
-inline const std::uint8_t* pairs_of(const Compact& t, std::int32_t tile) {
-  return t.pair_begin.empty() || t.pair_begin.data()[tile] < 0 ? nullptr
-                                                               : t.pair_list.data() + t.pair_begin.data()[tile];
-}
 /// s[r][i] = a[r] . b[key i of r's list]. Where the lists end, as of the next two.
 template <class W>
 [[gnu::noinline]] const std::uint8_t* pair_dots(Tile<W> a, Tile<W> b, const std::uint8_t* list, Index rows, Index wide,

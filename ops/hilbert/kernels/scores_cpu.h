@@ -243,7 +243,7 @@ template <class E> struct KeyTile {
   std::int32_t number;
   Tiling::Range range = head.t.k_tile.data()[number];
   Index n = range.end - range.begin;
-  const std::uint8_t* listed = pairs_of(head.t, number);  // its pairs, or null
+  const std::uint8_t* listed = head.t.pairs_of(number);  // its pairs, or null
   KeyTerms<W> terms;
   Counters counters;
 

@@ -177,29 +177,30 @@ GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling
   for (Index place = 0; place < part.places.count(1); ++place)
     std::ranges::move(groups_at(blocks, part.places.at(place), b.chains), std::back_inserter(parts));
   b.groups = std::ssize(parts), b.grids = tiling.grids;
-  std::vector<Index> q, k, k_heads;
-  const auto list = [](std::span<const std::int32_t> entries, Index padded, Index row, std::int32_t token,
-                       const TokenList& tokens, const TokenList& names, std::vector<Index>& index, List& name) {
-    for (Index i = 0; i < padded; ++i) {
-      const std::size_t entry = at(entries[i < std::ssize(entries) ? at(i) : 0]);
-      index.push_back(row + tokens[entry]), name.push_back(token + names[entry]);
+  const auto documents = std::ssize(plan.spec().documents);
+  const Index own_rows = documents > 1 ? documents : 0;  // where each row of the batch has documents of its own
+  const auto rows_of = [&](bool keys, Index n, Index all, List& name) {
+    const TokenList &tokens = keys ? t.k_token : t.q_token, &names = keys ? t.k_names() : t.q_names();
+    std::vector<Index> index;
+    for (const PlacedGroup& p : parts) {
+      const std::span<const std::int32_t> entries = keys ? p.keys : p.queries;
+      const Index first = (own_rows > 0 ? p.place.row * all : 0) + (keys ? p.place.k : p.place.q);
+      for (Index i = 0; i < n; ++i) {
+        const std::size_t entry = at(entries[i < std::ssize(entries) ? at(i) : 0]);
+        index.push_back(first + tokens[entry]), name.push_back(p.place.k + names[entry]);
+      }
     }
+    return GroupRows{index_of(index), {}, b.groups, n, own_rows, counts_up(index, std::max<Index>(own_rows, 1) * all)};
   };
-  const auto own_rows = std::ssize(plan.spec().documents);  // where each row of the batch has documents of its own
-  b.rows = own_rows > 1 ? own_rows : 0;
+  b.queries = rows_of(false, b.q, plan.queries(), b.q_name), b.keys = rows_of(true, b.k, plan.length(), b.k_name);
   for (const PlacedGroup& p : parts) {
-    const Index q_row = b.rows > 0 ? p.place.row * plan.queries() : 0,
-                k_row = b.rows > 0 ? p.place.row * plan.length() : 0;
-    list(p.queries, b.q, q_row + p.place.q, p.place.k, t.q_token, t.q_names(), q, b.q_name);
-    list(p.keys, b.k, k_row + p.place.k, p.place.k, t.k_token, t.k_names(), k, b.k_name);
-    if (b.rows > 0) b.row.push_back(p.place.row);
+    if (own_rows > 0) b.row.push_back(p.place.row);
     b.first.push_back(p.place.k);
   }
-  b.q_index = index_of(q), b.q_in_place = counts_up(q, std::max<Index>(b.rows, 1) * plan.queries());
-  b.k_index = index_of(k), b.k_in_place = counts_up(k, std::max<Index>(b.rows, 1) * plan.length());
+  std::vector<Index> k_heads;
   for (Index h : heads) k_heads.push_back(h / (plan.heads() / kv_heads));
-  if (!counts_up(heads, plan.heads())) b.q_heads = index_of(heads);
-  if (!counts_up(k_heads, kv_heads)) b.k_heads = index_of(k_heads);
+  if (!counts_up(heads, plan.heads())) b.queries.heads = index_of(heads);
+  if (!counts_up(k_heads, kv_heads)) b.keys.heads = index_of(k_heads);
   if (blocks.shape.pairs() > tiling.pairs || b.chains.n > 0) fill_masks(t, parts, b);
   if (b.chains.n > 0) link(parts, b.chains);
   return b;
@@ -213,7 +214,7 @@ std::vector<GroupBatch> made_batches(const Plan& plan, Index kv_heads, Index bra
       if (t.pairs > 0) out.push_back(batch_of(plan, part, t, {users_of.begin(), users_of.end()}, kv_heads));
     }
   for (GroupBatch& b : out)
-    for (Tensor* x : {&b.q_index, &b.k_index, &b.q_heads, &b.k_heads, &b.mask, &b.present, &b.answers,
+    for (Tensor* x : {&b.queries.index, &b.keys.index, &b.queries.heads, &b.keys.heads, &b.mask, &b.present, &b.answers,
                       &b.chains.members, &b.chains.home})
       if (*x) *x = moved(*x, device);
   return out;
@@ -221,23 +222,14 @@ std::vector<GroupBatch> made_batches(const Plan& plan, Index kv_heads, Index bra
 
 // ---- rows in and out ----------------------------------------------------------------------------
 
-/// SoftmaxRows of some tokens and heads, by group.
-struct Picks {
-  Tensor index, heads;
-  bool in_place;
-  Index groups, n, rows;
-};
-Picks queries_of(const GroupBatch& g) { return {g.q_index, g.q_heads, g.q_in_place, g.groups, g.q, g.rows}; }
-Picks keys_of(const GroupBatch& g) { return {g.k_index, g.k_heads, g.k_in_place, g.groups, g.k, g.rows}; }
-
 /// [B, L, H, D] -> [B, heads, groups, n, D]
-Tensor gathered(const Tensor& x, const Picks& p) {
+Tensor gathered(const Tensor& x, const GroupRows& p) {
   Tensor y = p.rows > 0 ? reshape(x, {1, x.dim(0) * x.dim(1), x.dim(2), x.dim(3)}) : x;
   if (!p.in_place) y = gather(y, 1, p.index);
   if (p.heads) y = gather(y, 2, p.heads);
   return permute(reshape(y, {y.dim(0), p.groups, p.n, y.dim(2), y.dim(3)}), {0, 3, 1, 2, 4});
 }
-Tensor scattered(const Tensor& x, const Picks& p, Index length, Index heads) {
+Tensor scattered(const Tensor& x, const GroupRows& p, Index length, Index heads) {
   Tensor y = reshape(permute(x, {0, 2, 3, 1, 4}), {x.dim(0), p.groups * p.n, x.dim(1), x.dim(4)});
   if (p.heads) y = scatter_add(y, 2, p.heads, heads);
   if (!p.in_place) y = scatter_add(y, 1, p.index, std::max<Index>(p.rows, 1) * length);
@@ -245,13 +237,13 @@ Tensor scattered(const Tensor& x, const Picks& p, Index length, Index heads) {
 }
 
 /// Each the other's backward, like gather and scatter_add, which they are made of.
-Tensor gather_rows(const Tensor& x, const Picks& picks) {
+Tensor gather_rows(const Tensor& x, const GroupRows& picks) {
   return apply_linear(
       "gather", x, [=](const Tensor& in) { return gathered(in, picks); },
       [=, length = x.dim(1), heads = x.dim(2)](const Tensor& dy) { return scattered(dy, picks, length, heads); });
 }
 /// What is not `present` is zero, and gets no gradient, were it NaN.
-Tensor scatter_rows(const Tensor& x, const Picks& picks, const Tensor& present, Index length, Index heads) {
+Tensor scatter_rows(const Tensor& x, const GroupRows& picks, const Tensor& present, Index length, Index heads) {
   return apply_linear(
       "scatter_add", x, [=](const Tensor& in) { return scattered(in, picks, length, heads); },
       [=](const Tensor& dy) {
@@ -268,8 +260,6 @@ struct SoftmaxRows {
   Chains chains;
   bool may_mask;  // a row may have no score but -inf
 
-  SoftmaxRows(const GroupBatch& g, bool may_mask_)
-      : mask(g.mask), answers(g.answers), chains(g.chains), may_mask(may_mask_) {}
   Tensor masked(const Tensor& scores) const {
     return mask ? where(mask, scores, -std::numeric_limits<double>::infinity()) : scores;
   }
@@ -295,7 +285,7 @@ struct SoftmaxRows {
 
 struct GroupSoftmax final : Function {
   SoftmaxRows rows;
-  GroupSoftmax(const GroupBatch& g, bool may_mask) : rows(g, may_mask) {}
+  explicit GroupSoftmax(SoftmaxRows its) : rows(std::move(its)) {}
   std::string_view name() const override { return "softmax"; }
   Tensor forward(const Tensor& scores) {
     const Tensor p = weights(rows.masked(scores));
@@ -323,7 +313,7 @@ struct GroupSoftmax final : Function {
 /// The log-sum-exp of a row keeps the scores: it rounds, so weights are formed again.
 struct GroupLogSumExp final : Function {
   SoftmaxRows rows;
-  GroupLogSumExp(const GroupBatch& g, bool may_mask) : rows(g, may_mask) {}
+  explicit GroupLogSumExp(SoftmaxRows its) : rows(std::move(its)) {}
   std::string_view name() const override { return "logsumexp"; }
   Tensor forward(const Tensor& scores) {
     const Tensor s = rows.masked(scores), m = rows.largest(s), l = add(m, log(rows.sums(exp(sub(s, m)))));
@@ -353,19 +343,19 @@ std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan
 
 GroupShape group_shape(const Tiling& t) { return t.pairs > 0 ? blocks_of(t).shape : GroupShape{}; }
 
-Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gather_rows(x, queries_of(g)); }
-Tensor gather_keys(const Tensor& x, const GroupBatch& g) { return gather_rows(x, keys_of(g)); }
+Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gather_rows(x, g.queries); }
+Tensor gather_keys(const Tensor& x, const GroupBatch& g) { return gather_rows(x, g.keys); }
 Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
-  return scatter_rows(x, queries_of(g), g.present, length, heads);
+  return scatter_rows(x, g.queries, g.present, length, heads);
 }
 Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
-  return scatter_rows(x, keys_of(g), {}, length, heads);
+  return scatter_rows(x, g.keys, {}, length, heads);
 }
 Tensor softmax(const Tensor& scores, const GroupBatch& g, bool may_mask) {
-  return apply(GroupSoftmax(g, may_mask), scores);
+  return apply(GroupSoftmax({g.mask, g.answers, g.chains, may_mask}), scores);
 }
 Tensor logsumexp(const Tensor& scores, const GroupBatch& g, bool may_mask) {
-  return apply(GroupLogSumExp(g, may_mask), scores);
+  return apply(GroupLogSumExp({g.mask, g.answers, g.chains, may_mask}), scores);
 }
 
 Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options,
@@ -388,7 +378,7 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, co
                                  : 0;
     }
   });
-  return moved(to(m, dtype), g.q_index.device());
+  return moved(to(m, dtype), g.queries.index.device());
 }
 
 }  // namespace hilt

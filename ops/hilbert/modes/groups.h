@@ -14,18 +14,23 @@ struct Chains {
   Tensor members, home;      // i64 [n * longest]: groups, padded with `groups`; [groups]: itself, or groups + chain
 };
 
+/// The rows of groups, n each, of some heads.
+struct GroupRows {
+  Tensor index, heads;  // i64 [groups * n]; [heads]: to pick; undefined where that is all of them in order
+  Index groups = 0, n = 0;
+  Index rows = 0;         // of the batch, where groups count through all of them; else 0
+  bool in_place = false;  // the index is 0, 1, 2 ..: nothing to gather
+};
+
 /// The groups of one tiling at all its places, for the heads that use it. What pads one is masked.
 struct GroupBatch : GroupShape {
-  std::vector<Index> heads;                     // query heads
-  Tensor q_index, k_index;                      // i64 [groups * q], [groups * k]: rows
-  Index rows = 0;                               // of the batch, where groups count through all of them; else 0
-  std::vector<std::int32_t> row;                // of the batch, of each group; empty: every row has them
-  std::vector<std::int32_t> q_name, k_name;     // what dropout calls these tokens
-  bool q_in_place = false, k_in_place = false;  // the index is 0, 1, 2 ..: nothing to gather
-  Tensor q_heads, k_heads;                      // i64 [heads]: to pick; undefined where that is all of them in order
-  Tensor mask;                                  // u8 [groups, q, k]; undefined where every pair attends
-  Tensor present;                               // u8 [groups, q, 1]: queries that have a key; undefined where all are
-  Tensor answers;                               // of these one of each chain
+  std::vector<Index> heads;                  // query heads
+  GroupRows queries, keys;                   // of tensors
+  std::vector<std::int32_t> row;             // of the batch, of each group; empty: every row has them
+  std::vector<std::int32_t> q_name, k_name;  // what dropout calls these tokens
+  Tensor mask;                               // u8 [groups, q, k]; undefined where every pair attends
+  Tensor present;                            // u8 [groups, q, 1]: queries that have a key; undefined where all are
+  Tensor answers;                            // of these one of each chain
   Chains chains;
   std::vector<Tiling::Sites> grids;  // where tokens lie
   std::vector<std::int32_t> first;   // the token at its start, of each group: of its document

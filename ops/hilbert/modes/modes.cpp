@@ -16,8 +16,9 @@ const double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 // ---- taped --------------------------------------------------------------------------------------
 
-Taped taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Index branch, bool with_lse) {
-  Taped sum;
+AttentionResult taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Index branch,
+                             bool with_lse) {
+  AttentionResult sum;
   Tensor answered;  // 1 for every query that has a key
   const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
   const Index rows = q.dim(1);
@@ -43,11 +44,11 @@ Taped taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Ten
 
 }  // namespace
 
-Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse) {
+AttentionResult taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse) {
   if (size_of(q.dtype()) == 2) {  // 16 bits are for storage: scores do not fit f16, nor do weights bf16
     Call wide = call;
     if (const Tensor& bias = call.options.terms.bias) wide.options.terms.bias = to(bias, DType::f32);
-    const Taped part = taped(wide, to(q, DType::f32), to(k, DType::f32), to(v, DType::f32), with_lse);
+    const AttentionResult part = taped(wide, to(q, DType::f32), to(k, DType::f32), to(v, DType::f32), with_lse);
     return {to(part.o, q.dtype()), part.lse};
   }
   const Index branches = branch_count(*call.plan);
@@ -56,7 +57,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   // O = sum_i e^(L_i - L) O_i, a softmax over the branches, and over the sink, whose O is zero.
   std::vector<Tensor> o, lse;
   for (Index branch = 0; branch < branches; ++branch) {
-    const Taped part = taped_branch(call, q, k, v, branch, true);
+    const AttentionResult part = taped_branch(call, q, k, v, branch, true);
     o.push_back(part.o);
     lse.push_back(part.lse);
   }
@@ -65,7 +66,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   const Tensor total = max(detach(each), {-1}, true);
   const Tensor silent = greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // all empty
   const Tensor some = where(silent, scalar_like(each, 0), each), weight = softmax(some);
-  Taped merged;
+  AttentionResult merged;
   for (Index branch = 0; branch < branches; ++branch) {
     const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
     merged.o = merged.o ? add(merged.o, term) : term;
@@ -147,7 +148,7 @@ std::vector<Tensor> detail::fused_backward(const OneOp& op, std::span<const Tens
   x.d_o = in_rows(x.d_o);
   const BackwardRun run = decide_backward(call, x);
   std::vector<Tensor> dx = op.gradients_like_inputs(run);
-  std::array<Tensor, 3> d = op.packed ? OneOp::parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
+  std::array<Tensor, 3> d = OneOp::parts(dx);
   TermTensors d_terms = term_sums(call, x.terms);
   run_backward(call, run, x, d, d_terms);  // dQ, dK, dV
   d = {};                                  // shares dx, which finished() frees as it converts

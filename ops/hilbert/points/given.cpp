@@ -3,10 +3,10 @@
 // order, the plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
-#include "ops/hilbert/points/given.h"
 #include "core/recent.h"
 #include "core/strided.h"
 #include "ops/helpers.h"
+#include "ops/hilbert/call.h"
 #include "ops/hilbert/plan/tiles.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -48,12 +48,12 @@ static std::vector<std::int32_t> row_of(const Tensor& permutation, Index row) {
   const Tensor one = permutation.rank() == 1 ? permutation : slice(permutation, 0, row, row + 1);
   std::vector<std::int32_t> out;
   for (const std::int64_t token : to(moved(one, {}), DType::i64).to_vector<std::int64_t>())
-    out.push_back(static_cast<std::int32_t>(std::clamp(token, kLow, kHigh)));
+    out.push_back(narrow(std::clamp(token, kLow, kHigh)));
   return out;
 }
 static DocumentList documents_of(const Plan& plan, Index row) {
   const auto& lists = plan.spec().documents;
-  return lists.empty() ? DocumentList{} : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(row)];
+  return lists.empty() ? DocumentList{} : lists[lists.size() == 1 ? 0 : at(row)];
 }
 static Index document_rows(const Plan& plan) { return std::max<Index>(std::ssize(plan.spec().documents), 1); }
 
@@ -69,25 +69,17 @@ PlanPtr plan_along(const Call& call, Index row) {
 /// The number of each token's document, those behind the last sharing one: i32 [rows, L] on a GPU,
 /// where it stays, for work that is recorded brings nothing from the host. None: a row is whole.
 static Tensor document_numbers(const Plan& plan, Device device) {
-  struct Numbers {
-    Tensor of;
-  };
   if (plan.spec().documents.empty() || plan.parts().empty()) return {};
-  return plan.parts()[0]
-      .memo
-      .get<Numbers>({device.index},
-                    [&] {
-                      std::vector<std::int32_t> of;
-                      for (Index row = 0; row < document_rows(plan); ++row) {
-                        std::int32_t number = 0;
-                        for (const Document& d : documents_of(plan, row))
-                          of.insert(of.end(), static_cast<std::size_t>(d.length), number++);
-                        of.resize(static_cast<std::size_t>((row + 1) * plan.length()), number);
-                      }
-                      const Lasting lasting;
-                      return Numbers{moved(from_values(of, {document_rows(plan), plan.length()}), device)};
-                    })
-      .of;
+  return plan.parts()[0].memo.get<Tensor>({device.index}, [&] {
+    std::vector<std::int32_t> of;
+    for (Index row = 0; row < document_rows(plan); ++row) {
+      std::int32_t number = 0;
+      for (const Document& d : documents_of(plan, row)) of.insert(of.end(), at(d.length), number++);
+      of.resize(at((row + 1) * plan.length()), number);
+    }
+    const Lasting lasting;
+    return moved(from_values(of, {document_rows(plan), plan.length()}), device);
+  });
 }
 
 GivenOrder::GivenOrder(const Call& call) : each(call.options.permutation.rank() == 2) {
@@ -104,7 +96,7 @@ GivenOrder::GivenOrder(const Call& call) : each(call.options.permutation.rank() 
                       position_of.mutable_data<std::int64_t>());
       return;
     }
-  std::vector<std::int64_t> there(static_cast<std::size_t>(all)), back(there);
+  std::vector<std::int64_t> there(at(all)), back(there);
   for (Index row = 0; row < judged; ++row) {
     const std::vector<std::int32_t> pi = row_of(permutation, row);
     const std::vector<std::int32_t> rho = inverse_within(pi, documents_of(*call.plan, row), row);
@@ -130,13 +122,11 @@ static Tensor moved_rows(std::string_view label, const Tensor& x, int axis, cons
       [=](const Tensor& dy) { return picked(dy, axis, back, each); });
 }
 
-Tensor GivenOrder::along(const Tensor& x) const { return moved_rows("reorder", x, 1, token_at, position_of, each); }
-Tensor GivenOrder::home(const Tensor& y) const { return moved_rows("restore", y, 1, position_of, token_at, each); }
-AttentionResult GivenOrder::along(const AttentionResult& r) const {
-  return {along(r.o), moved_rows("reorder", r.lse, 2, token_at, position_of, each)};
+Tensor GivenOrder::along(const Tensor& x, int axis) const {
+  return moved_rows("reorder", x, axis, token_at, position_of, each);
 }
-AttentionResult GivenOrder::home(const AttentionResult& r) const {
-  return {home(r.o), moved_rows("restore", r.lse, 2, position_of, token_at, each)};
+Tensor GivenOrder::home(const Tensor& y, int axis) const {
+  return moved_rows("restore", y, axis, position_of, token_at, each);
 }
 
 // ---- orders of plans ----------------------------------------------------------------------------

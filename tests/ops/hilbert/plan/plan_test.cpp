@@ -18,7 +18,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
-#include "ops/hilbert/kernels/joined.h"
+#include "ops/hilbert/kernels/compact.h"
 #include "ops/hilbert/plan/attends.h"
 #include "tests/support/heap.h"
 #include "tests/support/reference.h"
@@ -994,9 +994,9 @@ TEST(Plan, BranchesJoined) {
     const Plan plan(spec_of(1800, kBranches, "hilbert", causality));
     ASSERT_TRUE(plan.heads_agree());
     const auto its = plan.tilings_of(0);
-    const Tiling* const joined = joined_tiling(plan.parts()[0], its);
+    const Tiling* const joined = joined_tiling(plan.parts()[0].memo, plan.tilings(), its);
     ASSERT_NE(joined, nullptr);
-    EXPECT_EQ(joined, joined_tiling(plan.parts()[0], its)) << "made once";
+    EXPECT_EQ(joined, joined_tiling(plan.parts()[0].memo, plan.tilings(), its)) << "made once";
     std::map<std::pair<std::int32_t, std::int32_t>, Index> times;
     Index pairs = 0;
     for (std::size_t i = 0; i < joined->q_tile.size(); ++i)
@@ -1023,16 +1023,16 @@ TEST(Plan, BranchesJoined) {
     }
   }
   const Plan apart(spec_of(1800, kBranches, "row", Causality::none, DilationMode::residue));
-  EXPECT_EQ(joined_tiling(apart.parts()[0], apart.tilings_of(0)), nullptr);
+  EXPECT_EQ(joined_tiling(apart.parts()[0].memo, apart.tilings(), apart.tilings_of(0)), nullptr);
   const Plan sparse(spec_of(1800, kBranches, "row", Causality::none, DilationMode::longnet));
-  EXPECT_EQ(joined_tiling(sparse.parts()[0], sparse.tilings_of(0)), nullptr);
+  EXPECT_EQ(joined_tiling(sparse.parts()[0].memo, sparse.tilings(), sparse.tilings_of(0)), nullptr);
   EXPECT_FALSE(sparse.tilings()[0].q_known.empty());
   PlanSpec more(spec_of(3, "dense+dense"));  // queries than keys
   more.cross = 500;
   const Plan crossed(more);
   for (const std::int32_t i : crossed.tilings_of(0))
     EXPECT_EQ(crossed.tilings()[static_cast<std::size_t>(i)].q_token.size(), 500u);
-  EXPECT_NE(joined_tiling(crossed.parts()[0], crossed.tilings_of(0)), nullptr);
+  EXPECT_NE(joined_tiling(crossed.parts()[0].memo, crossed.tilings(), crossed.tilings_of(0)), nullptr);
   const Plan grouped(spec_of(1800, kBranches, "row", Causality::none, DilationMode::head_groups, 3));
   EXPECT_FALSE(grouped.heads_agree());
 }
