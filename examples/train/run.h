@@ -2,6 +2,7 @@
 #include <cmath>
 #include <future>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include "../program/report/report.h"
 #include "settings.h"
 
