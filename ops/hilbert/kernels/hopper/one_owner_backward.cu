@@ -26,7 +26,6 @@ template <int D_, bool kAlone_> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kAlone = kAlone_, kBehind = false;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
   static constexpr int kStages = D == 64 ? 4 : 2;
   using Keys = Tile<D, kTile>;
@@ -45,7 +44,6 @@ template <int D_, bool kAlone_> struct Layout {
                                  items = sums + (kAlone ? 0 : kPairSteps / kTogether) * kSumBytes,
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
-  static_assert(size <= kMostShared);
 };
 template <class M> struct Stages : Rings<M> {
   using Rings<M>::Rings;
@@ -318,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   const auto run = [&]<class M>(Index group) {
     const auto with = [&](const Work& work) {
-      OnePass p(work, b, marks);
+      OnePass p = one_pass_of(work, b, marks);
       PartSums parts;
       if (p.part_rows != 0) {
         parts = part_sums(work, b, marks.sums, b.sizes.kv_heads, b.dk, b.dv);
