@@ -167,7 +167,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
   if constexpr (kKeys) {
 #pragma unroll 1
     for (int i = 0; i < p.n_heads; ++i)
-      if (p.heads.at[i] / each == own.head) add_head(p.heads.at[i]);
+      if (p.heads[i] / each == own.head) add_head(p.heads[i]);
   } else {
     add_head(own.head);
     if (kTerms) collect_distances(f.terms, x.terms);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
 template <class Unit, bool kKeys, bool kTerms>
 __global__ void __launch_bounds__(Unit::Lanes::kThreads, Unit::kBlocks)
     backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<typename Unit::Type> f) {
-  const int head = kKeys ? static_cast<int>(blockIdx.y) : p.heads.at[blockIdx.y];
+  const int head = kKeys ? static_cast<int>(blockIdx.y) : p.heads[blockIdx.y];
   if (kKeys && !reads_any(p, head)) return;
   for_owned<Unit, kKeys>(p, head, f.marks,
                          [&](const OwnedRows& own) { differentiate<Unit, kKeys, kTerms>(p, f, own); });
@@ -242,7 +242,7 @@ template <class OfKeys, class OfQueries, bool kTerms> void run(Cuda where, const
   Backward<T> f{};
   f.lse = static_cast<const float*>(b.lse), f.delta = static_cast<const float*>(b.delta);
   f.scale = static_cast<float>(b.sizes.scale), f.power = f.scale * OfKeys::Powers::kFromE;
-  f.multiplier = multiplier_of(b.sizes), f.terms = sums;
+  f.multiplier = static_cast<float>(keep_scale(b.sizes.dropout)), f.terms = sums;
   const auto owned_by = [&]<class Unit, bool kKeys>(Index blocks) {
     each_alone(b, kKeys ? TermSums{} : sums, [&](const AttentionPass& part, Index first_row) {
       const Problem p = problem_of(where, part, first_row);

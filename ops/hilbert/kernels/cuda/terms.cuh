@@ -13,15 +13,11 @@
 namespace hilt::kernels {
 
 constexpr Index kMaxHeads = 1024;  // that travel with a launch
-struct Heads {
-  std::int16_t at[kMaxHeads];
-};
-
 struct Problem {
   AttentionSizes sizes;
   TilingView t;
-  Index first_row, n_rows;  // of the batch
-  Heads heads;              // the listed ones
+  Index first_row, n_rows;        // of the batch
+  std::int16_t heads[kMaxHeads];  // the listed ones
   int n_heads;
   Terms terms;
   float cap, inverse_cap;
@@ -33,7 +29,7 @@ inline Problem problem_of(Cuda where, const AttentionPass& pass, Index first_row
   Problem p{};
   p.sizes = pass.sizes, p.t = on_device(*pass.tiling, where);
   p.first_row = first_row, p.n_rows = pass.sizes.batch, p.n_heads = static_cast<int>(pass.n_heads);
-  for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
+  for (int i = 0; i < p.n_heads; ++i) p.heads[i] = static_cast<std::int16_t>(pass.heads[i]);
   if (!pass.terms) return p;
   p.terms = *pass.terms;
   p.cap = static_cast<float>(p.terms.cap), p.inverse_cap = static_cast<float>(1 / p.terms.cap);
@@ -46,11 +42,9 @@ inline Problem problem_of(Cuda where, const AttentionPass& pass, Index first_row
 __device__ inline bool reads_any(const Problem& p, Index kv_head) {
   const Index each = p.sizes.heads / p.sizes.kv_heads;
   for (int i = 0; i < p.n_heads; ++i)
-    if (p.heads.at[i] / each == kv_head) return true;
+    if (p.heads[i] / each == kv_head) return true;
   return false;
 }
-/// M of weights that survive dropout.
-inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(keep_scale(s.dropout)); }
 /// Whether the weight of query i and key j of the lists survives dropout, for a head of row b of
 /// the batch.
 __device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j) {

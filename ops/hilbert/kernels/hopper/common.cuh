@@ -167,7 +167,6 @@ struct Walk {
 template <bool kKeys>
 Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1,
              bool parts = false) {
-  const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   Work w{};
@@ -200,8 +199,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, enough), 1, all),
               whole = (all - 1) / calls;
   w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
-  w.section = divisor(calls * groups), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
-  w.slots = divisor(slots), w.group = divisor(group), w.n_heads = static_cast<int>(slots);
+  w.section = Divisor(calls * groups), w.calls = Divisor(calls), w.last_calls = Divisor(all - whole * calls);
+  w.slots = Divisor(slots), w.group = Divisor(group), w.n_heads = static_cast<int>(slots);
   w.eights = visits.eights;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);

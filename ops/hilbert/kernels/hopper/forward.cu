@@ -473,7 +473,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
       p.length = static_cast<int>(parts.parts * p.part_rows);
       p.before = nullptr, p.fresh = p.wide = true;
     }
-    p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
+    p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
       const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0);

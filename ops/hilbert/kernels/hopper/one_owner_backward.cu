@@ -50,10 +50,6 @@ template <class M> struct Stages : Rings<M> {
   __device__ std::uint32_t lse() const { return this->streamed.row(this->base + M::lse, M::kRowBytes); }
   __device__ std::uint32_t delta() const { return this->streamed.row(this->base + M::delta, M::kRowBytes); }
 };
-/// Steps of an item for one head, with an empty one where they come in twos.
-template <class M> __device__ __forceinline__ int steps_of(const Item& x) {
-  return (x.steps + M::kTogether - 1) / M::kTogether * M::kTogether;
-}
 
 // ---- loads
 
@@ -66,17 +62,6 @@ template <class M> struct Loader {
 
   __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, x.row, x.rows); }
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
-  __device__ __forceinline__ void load_keys(const Item& x, const Item& next) {
-    using Keys = typename M::Keys;
-    to.owned.wait_empty();
-    to.items.write(next);
-    if (x.steps > 0) {
-      gather.copy_held<Keys, 8>(to.owned.tile(), key, p.k.at(x.batch, x.head), p.k.token);
-      gather.copy_held<Keys, 8>(to.owned.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
-    }
-    announce(to.owned.full());
-    to.owned.next();
-  }
   /// Q and dO, and L and Delta.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
@@ -100,10 +85,18 @@ template <class M> struct Loader {
     fetch_queries();
   }
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
-    load_keys(x, next);
+    using Keys = typename M::Keys;
+    to.owned.wait_empty();
+    to.items.write(next);
+    if (x.steps > 0) {
+      gather.copy_held<Keys, 8>(to.owned.tile(), key, p.k.at(x.batch, x.head), p.k.token);
+      gather.copy_held<Keys, 8>(to.owned.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+    }
+    announce(to.owned.full());
+    to.owned.next();
     if (x.steps == 0) return begin(next);
     fetch_keys(next);
-    const int steps = steps_of<M>(x);
+    const int steps = (x.steps + M::kTogether - 1) / M::kTogether * M::kTogether;  // an empty one makes up a pair
     for (int i = x.first_head; i < x.last_head; ++i)
       for (int step = 0; step < steps; ++step) {
         load_queries(x, p.query_head[i]);

@@ -227,7 +227,7 @@ template <class T> __device__ __forceinline__ void store_shared(std::uint32_t at
 struct Divisor {
   std::uint32_t d = 1, factor = 1, shift = 0;
   Divisor() = default;
-  explicit Divisor(std::uint32_t divisor) : d(divisor) {
+  explicit Divisor(Index divisor) : d(static_cast<std::uint32_t>(divisor)) {
     while ((std::uint64_t{1} << shift) < d) ++shift;
     factor = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
   }

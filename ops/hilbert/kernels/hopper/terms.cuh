@@ -251,9 +251,6 @@ template <int D> struct TermCollector {
   __device__ static bool shares_are_near(const TermSums& sums) {
     return sums.to.table && kWarpShares * (sums.entries + 1) * 4 <= kShareBytesNear<D>;
   }
-  __device__ static std::uint32_t share_count(const TermSums& sums) {
-    return static_cast<std::uint32_t>(kWarpShares * (sums.entries + 1));
-  }
 
   /// dS of 16 rows and 64 columns, zeros where nothing attends. All lanes.
   template <class E>
@@ -290,7 +287,8 @@ template <int D> struct TermCollector {
   __device__ __forceinline__ static void empty(const TermSums& sums, std::uint32_t scratch, float* share) {
     if (!shares_are_near(sums)) return;
     __syncwarp();
-    for (std::uint32_t i = threadIdx.x % kWarp; i < share_count(sums); i += kWarp) {
+    for (std::uint32_t i = threadIdx.x % kWarp; i < static_cast<std::uint32_t>(kWarpShares * (sums.entries + 1));
+         i += kWarp) {
       const std::uint32_t at = scratch + kRows + 4 * i;
       if (share) share[i] += load_shared<float>(at);
       store_shared(at, 0);
