@@ -155,8 +155,8 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
           if (const int row = static_cast<int>(threadIdx.x); kKeys && row < L::kChunk) {
             const Index from = statistics + (row < c.n ? tokens[row] : 0);
             const std::uint32_t lse = shared_at(to + M::lse + static_cast<std::uint32_t>(row) * 4);
-            copy_4_or_zero(lse, f.lse + from, row < c.n);
-            copy_4_or_zero(lse + M::kStatistic, f.delta + from, row < c.n);
+            copy_4(lse, f.lse + from, row < c.n);
+            copy_4(lse + M::kStatistic, f.delta + from, row < c.n);
           }
         },
         [&](const Chunk& c, int stage) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
   if constexpr (kKeys) {
 #pragma unroll 1
     for (int i = 0; i < p.n_heads; ++i)
-      if (p.heads.at[i] / each == own.head) add_head(p.heads.at[i]);
+      if (p.heads[i] / each == own.head) add_head(p.heads[i]);
   } else {
     add_head(own.head);
     if (kTerms) collect_distances(f.terms, x.terms);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
 template <class Unit, bool kKeys, bool kTerms>
 __global__ void __launch_bounds__(Unit::Lanes::kThreads, Unit::kBlocks)
     backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<typename Unit::Type> f) {
-  const int head = kKeys ? static_cast<int>(blockIdx.y) : p.heads.at[blockIdx.y];
+  const int head = kKeys ? static_cast<int>(blockIdx.y) : p.heads[blockIdx.y];
   if (kKeys && !reads_any(p, head)) return;
   for_owned<Unit, kKeys>(p, head, f.marks,
                          [&](const OwnedRows& own) { differentiate<Unit, kKeys, kTerms>(p, f, own); });
@@ -242,27 +242,24 @@ template <class OfKeys, class OfQueries, bool kTerms> void run(Cuda where, const
   Backward<T> f{};
   f.lse = static_cast<const float*>(b.lse), f.delta = static_cast<const float*>(b.delta);
   f.scale = static_cast<float>(b.sizes.scale), f.power = f.scale * OfKeys::Powers::kFromE;
-  f.multiplier = multiplier_of(b.sizes), f.terms = sums;
-  const auto of_keys = [&](const AttentionPass& part, Index first_row) {
-    const Problem p = problem_of(where, part, first_row);
-    f.own_a = read(b.k), f.own_b = read(b.v), f.stream_a = read(b.q), f.stream_b = read(b.d_o);
-    f.a = results_of<T>(b.dk, b.dk_before), f.b = results_of<T>(b.dv, b.dv_before);
-    f.known = b.listed && !p.t.k_known.empty() ? p.t.k_known.data() : nullptr, f.marks = {marks.keys, marks.any};
-    launch("attention", where, backward_kernel<OfKeys, true, kTerms>,
-           grid_of(blocks_for_owned<OfKeys>(b.tiling->k_tile, p.n_rows, most), b.sizes.kv_heads),
-           OfKeys::Lanes::kThreads, Memory<OfKeys, 2, true>::kSize, p, f);
+  f.multiplier = static_cast<float>(keep_scale(b.sizes.dropout)), f.terms = sums;
+  const auto owned_by = [&]<class Unit, bool kKeys>(Index blocks) {
+    each_alone(b, kKeys ? TermSums{} : sums, [&](const AttentionPass& part, Index first_row) {
+      const Problem p = problem_of(where, part, first_row);
+      const std::span<const std::int32_t> known = kKeys ? p.t.k_known : p.t.q_known;
+      f.known = b.listed && !known.empty() ? known.data() : nullptr;
+      const auto& tiles = kKeys ? b.tiling->k_tile : b.tiling->q_tile;
+      launch("attention", where, backward_kernel<Unit, kKeys, kTerms>,
+             grid_of(blocks_for_owned<Unit>(tiles, p.n_rows, blocks), kKeys ? b.sizes.kv_heads : p.n_heads),
+             Unit::Lanes::kThreads, Memory<Unit, 2, kKeys>::kSize, p, f);
+    });
   };
-  const auto of_queries = [&](const AttentionPass& part, Index first_row) {
-    const Problem p = problem_of(where, part, first_row);
-    f.own_a = read(b.q), f.own_b = read(b.d_o), f.stream_a = read(b.k), f.stream_b = read(b.v);
-    f.a = results_of<T>(b.dq, b.dq_before), f.b = {};
-    f.known = b.listed && !p.t.q_known.empty() ? p.t.q_known.data() : nullptr, f.marks = {marks.queries, marks.any};
-    launch("attention", where, backward_kernel<OfQueries, false, kTerms>,
-           grid_of(blocks_for_owned<OfQueries>(b.tiling->q_tile, p.n_rows, most_of_queries), p.n_heads),
-           OfQueries::Lanes::kThreads, Memory<OfQueries, 2, false>::kSize, p, f);
-  };
-  if (b.dk.data) each_alone(b, {}, of_keys);
-  if (b.dq.data) each_alone(b, sums, of_queries);
+  f.own_a = read(b.k), f.own_b = read(b.v), f.stream_a = read(b.q), f.stream_b = read(b.d_o);
+  f.a = results_of<T>(b.dk, b.dk_before), f.b = results_of<T>(b.dv, b.dv_before), f.marks = {marks.keys, marks.any};
+  if (b.dk.data) owned_by.template operator()<OfKeys, true>(most);
+  std::swap(f.own_a, f.stream_a), std::swap(f.own_b, f.stream_b);
+  f.a = results_of<T>(b.dq, b.dq_before), f.b = {}, f.marks = {marks.queries, marks.any};
+  if (b.dq.data) owned_by.template operator()<OfQueries, false>(most_of_queries);
   add_shares(where, sums, b.sizes.heads);
 }
 

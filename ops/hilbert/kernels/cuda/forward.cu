@@ -135,7 +135,7 @@ __device__ __forceinline__ void attend(const Problem& p, const Forward<typename 
 template <class Unit, bool kTerms>
 __global__ void __launch_bounds__(Unit::Lanes::kThreads, Unit::kBlocks)
     forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<typename Unit::Type> f) {
-  for_owned<Unit, false>(p, p.heads.at[blockIdx.y], f.marks,
+  for_owned<Unit, false>(p, p.heads[blockIdx.y], f.marks,
                          [&](const OwnedRows& own) { attend<Unit, kTerms>(p, f, own); });
 }
 
@@ -145,7 +145,8 @@ template <class Unit, bool kTerms> void run(Cuda where, const ForwardPass& pass,
   Forward<T> f{};
   f.q = read(pass.q), f.k = read(pass.k), f.v = read(pass.v), f.o = results_of<T>(pass.o, pass.before);
   f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.scale = static_cast<float>(pass.sizes.scale);
-  f.multiplier = multiplier_of(pass.sizes), f.power = Unit::Powers::kFromE * (Unit::kFolds && !kTerms ? f.scale : 1);
+  f.multiplier = static_cast<float>(keep_scale(pass.sizes.dropout)),
+  f.power = Unit::Powers::kFromE * (Unit::kFolds && !kTerms ? f.scale : 1);
   f.marks = {marks.queries, marks.any};
   const Index most = most_blocks<Unit>(where, pass, marks);
   each_alone(pass, {}, [&](const AttentionPass& part, Index first_row) {

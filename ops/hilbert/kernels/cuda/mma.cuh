@@ -91,8 +91,8 @@ template <class T, int W, int M, int Chunk, int Blocks> struct TensorCores {
       const bool copy = row < n && piece * 8 < dim;
       const std::int64_t t = copy ? __ldg(token + row) : 0;
       const int column = copy ? piece * 8 : 0;
-      copy_16_or_zero(shared_at(to_a) + Tile<W>::at(row, piece), a.row(t) + column, copy);
-      if (b.data) copy_16_or_zero(shared_at(to_b) + Tile<W>::at(row, piece), b.row(t) + column, copy);
+      copy_16(shared_at(to_a) + Tile<W>::at(row, piece), a.row(t) + column, copy);
+      if (b.data) copy_16(shared_at(to_b) + Tile<W>::at(row, piece), b.row(t) + column, copy);
     }
   }
   /// s = owned rows . streamed rows

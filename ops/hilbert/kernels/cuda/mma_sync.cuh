@@ -19,12 +19,12 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Copies 16 bytes, or writes 16 zeros and reads nothing.
-__device__ __forceinline__ void copy_16_or_zero(std::uint32_t to, const void* from, bool copy) {
+/// Copies 16 bytes, or 4; or writes zeros and reads nothing.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool copy) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(copy ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void copy_4_or_zero(std::uint32_t to, const void* from, bool copy) {
+__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool copy) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(copy ? 4 : 0) : "memory");
 }
 /// One or two neighbours.
@@ -70,15 +70,10 @@ __device__ __forceinline__ void mma(float* top, float* below, const std::uint32_
 }
 
 /// Two numbers rounded to T; the first in the lower half.
-template <class T> __device__ __forceinline__ std::uint32_t pack_pair(float first, float second);
-template <> __device__ __forceinline__ std::uint32_t pack_pair<bf16>(float first, float second) {
+template <class T> __device__ __forceinline__ std::uint32_t pack_pair(float first, float second) {
   std::uint32_t x;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
-  return x;
-}
-template <> __device__ __forceinline__ std::uint32_t pack_pair<f16>(float first, float second) {
-  std::uint32_t x;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
+  if constexpr (std::is_same_v<T, bf16>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
   return x;
 }
 

@@ -43,9 +43,8 @@ template <class T, int Columns, int Blocks> struct Plain {
   }
   /// s = owned rows . streamed rows
   static __device__ void multiply(typename Lanes::Scores& s, std::uint32_t own, std::uint32_t streamed) {
-    const float *const rows = floats_at(own) + Lanes::warp_row() * kWidth, *const mine =
-                                                                               floats_at(streamed) +
-                                                                               Lanes::lane() * (kWidth + kPad);
+    const float* const rows = floats_at(own) + Lanes::warp_row() * kWidth;
+    const float* const mine = floats_at(streamed) + Lanes::lane() * (kWidth + kPad);
     for (auto& x : s) x[0] = 0;
     for (int d = 0; d < kWidth; d += 4) {
       const float4 k = *reinterpret_cast<const float4*>(mine + d);

@@ -115,45 +115,42 @@ bool has_mixed(const AttentionPass& p, const VisitsView* visits) {
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
 /// kernels take them as they come. And room for masks that a plan has not, and for sums of dQ.
 struct Scratch {
-  Tensor memory, masks, counts, parts, sums_of_parts;
+  std::vector<Tensor> held;
   Marks marks;
   hopper::PartialSums sums{};
   /// The visits of queries, and of keys, that own, or null.
   Scratch(Cuda where, const AttentionPass& p, bool marked, const VisitsView* queries_own, const VisitsView* keys_own,
           bool backward, const ScheduleView* schedule = nullptr) {
-    if (schedule) {
+    const AttentionSizes& s = p.sizes;
+    const auto room = [&]<class X>(X*& to, Index n, bool zero = false) {  // of numbers of four bytes
+      static_assert(sizeof(X) == 4);
+      if (n == 0) return;
       const Device device{Device::Kind::cuda, where.device};
-      const Index tiles = p.sizes.batch * p.sizes.heads * schedule->tiles;
-      counts = zeros({1 + tiles}, DType::i32, device);
-      parts = empty({tiles, hopper::kSumBytes / 4}, DType::f32, device);
-      sums.of_queries = parts.mutable_data<float>(), sums.taken = counts.mutable_data<std::int32_t>();
+      held.push_back(zero ? zeros({n}, DType::i32, device) : empty({n}, DType::i32, device));
+      to = reinterpret_cast<X*>(held.back().mutable_raw());
+    };
+    if (schedule) {
+      const Index tiles = s.batch * s.heads * schedule->tiles;
+      room(sums.taken, 1 + tiles, true), room(sums.of_queries, tiles * hopper::kSumBytes / 4);
       sums.added = reinterpret_cast<std::uint32_t*>(sums.taken + 1);
     }
-    const bool counted = (queries_own && queries_own->queries.uneven) || (keys_own && keys_own->keys.uneven);
-    if (const Index made = std::max(queries_own ? queries_own->queries.made : 0, keys_own ? keys_own->keys.made : 0);
-        made > 0) {
-      masks = empty({made, Visits::kWords}, DType::i32, {Device::Kind::cuda, where.device});
-      marks.masks = reinterpret_cast<std::uint32_t*>(masks.mutable_data<std::int32_t>());
-    }
-    const auto room = [&](const VisitsView::Side& side, const TokenList& rows, Index heads, Index each) {
-      return side.parts > 1 ? p.sizes.batch * heads * side.parts * std::ssize(rows) * each : 0;
+    const VisitsView none{};
+    const VisitsView::Side &queries = (queries_own ? *queries_own : none).queries,
+                           &keys = (keys_own ? *keys_own : none).keys;
+    room(marks.masks, std::max(queries.made, keys.made) * Visits::kWords);
+    const auto sums_of = [&](const VisitsView::Side& side, const TokenList& rows, Index heads, Index each) {
+      return side.parts > 1 ? s.batch * heads * side.parts * std::ssize(rows) * each : 0;
     };
-    const Index of_queries =
-                    queries_own ? room(queries_own->queries, p.tiling->q_token, p.sizes.heads, p.sizes.dim + 1) : 0,
-                of_keys = keys_own ? room(keys_own->keys, p.tiling->k_token, p.sizes.kv_heads, 2 * p.sizes.dim) : 0;
-    if (const Index all = std::max(of_queries, of_keys); all > 0) {
-      sums_of_parts = empty({all}, DType::f32, {Device::Kind::cuda, where.device});
-      marks.sums = sums_of_parts.mutable_data<float>();
-    }
-    if (!marked && !counted) return;
-    const Index lines = marked ? p.sizes.batch * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
-                keys = backward ? lines * std::ssize(p.tiling->k_tile) : 0;
-    memory = zeros({3 + queries + keys}, DType::i32, {Device::Kind::cuda, where.device});
-    auto* const first = memory.mutable_data<std::int32_t>();
-    marks.taken = first, marks.any = first + 2;
+    room(marks.sums, std::max(sums_of(queries, p.tiling->q_token, s.heads, s.dim + 1),
+                              sums_of(keys, p.tiling->k_token, s.kv_heads, 2 * s.dim)));
+    if (!marked && !queries.uneven && !keys.uneven) return;
+    const Index lines = marked ? s.batch * s.heads : 0, of_queries = lines * std::ssize(p.tiling->q_tile),
+                of_keys = backward ? lines * std::ssize(p.tiling->k_tile) : 0;
+    room(marks.taken, 3 + of_queries + of_keys, true);
+    marks.any = marks.taken + 2;
     if (!marked) return;
-    marks.queries = reinterpret_cast<std::uint32_t*>(first + 3);
-    if (backward) marks.keys = marks.queries + queries;
+    marks.queries = reinterpret_cast<std::uint32_t*>(marks.taken + 3);
+    if (backward) marks.keys = marks.queries + of_queries;
   }
 };
 

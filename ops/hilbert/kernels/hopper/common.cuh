@@ -167,7 +167,6 @@ struct Walk {
 template <bool kKeys>
 Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1,
              bool parts = false) {
-  const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   Work w{};
@@ -200,8 +199,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, enough), 1, all),
               whole = (all - 1) / calls;
   w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
-  w.section = divisor(calls * groups), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
-  w.slots = divisor(slots), w.group = divisor(group), w.n_heads = static_cast<int>(slots);
+  w.section = Divisor(calls * groups), w.calls = Divisor(calls), w.last_calls = Divisor(all - whole * calls);
+  w.slots = Divisor(slots), w.group = Divisor(group), w.n_heads = static_cast<int>(slots);
   w.eights = visits.eights;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
@@ -242,20 +241,6 @@ struct OnePass : Work {
   void *dk, *dv;  // of 16 bits, those of parts f32
   const float *lse, *delta;
   std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
-  OnePass(const Work& work, const BackwardPass& b, const Marks& marks)
-      : Work(work),
-        q(operand_of(b.q)),
-        k(operand_of(b.k)),
-        v(operand_of(b.v)),
-        d_o(operand_of(b.d_o)),
-        dq_rows(operand_of(b.dq)),
-        dk_rows(operand_of(b.dk)),
-        dq(static_cast<Half*>(b.dq.data)),
-        dk(b.dk.data),
-        dv(b.dv.data),
-        lse(static_cast<const float*>(b.lse)),
-        delta(static_cast<const float*>(b.delta)),
-        redo_queries(marks.queries) {}
   /// Has the plain kernel redo the tile that a row of queries is of; rare, so it may look for it.
   __device__ __forceinline__ void redo_query(int b, int h, int query) const {
     int its = 0;
@@ -264,6 +249,15 @@ struct OnePass : Work {
     *any = 1;
   }
 };
+inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks& marks) {
+  OnePass p{work};
+  p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
+  p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk);
+  p.dq = static_cast<Half*>(b.dq.data), p.dk = b.dk.data, p.dv = b.dv.data;
+  p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+  p.redo_queries = marks.queries;
+  return p;
+}
 /// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
 /// is.
 template <int D, class Run> void with_extra(const AttentionPass& a, const Run& run) {
@@ -519,9 +513,10 @@ struct Place {
   __device__ std::uint32_t rows() const { return static_cast<std::uint32_t>(half) * 64 * kPanelRow; }
 };
 
-/// What a block does: the first warpgroup loads, the others multiply(where they are, rings).
+/// What a block does, if it has the registers and the memory: the first warpgroup loads, the others multiply(where they are, rings).
 template <class Loader, class M, class Problem, class Multiply>
 __device__ __forceinline__ void run_block(const Problem& p, const Multiply& multiply) {
+  static_assert(registers_fit(kThreads, M::kProducerRegisters, M::kConsumerRegisters) && M::size <= kMostShared);
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
   const decltype(Loader::to) rings(shared_address(memory), group == 0);

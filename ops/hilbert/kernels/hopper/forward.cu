@@ -41,7 +41,6 @@ struct ForwardProblem : Work {
 template <int D_, int kKeys, Extra kExtra_> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell;
   static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
-  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr Extra kExtra = kExtra_;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kTile>;
@@ -58,7 +57,6 @@ template <int D_, int kKeys, Extra kExtra_> struct Layout {
                                  tables = sites + StreamedRing::kStages * kSiteBytes,
                                  turns = tables + OwnedRing::kStages * kTable, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + 2 * StreamedRing::kBarriers;
-  static_assert(size <= kMostShared);
 };
 template <class M> struct Stages : Rings<M> {
   using Rings<M>::Rings;
@@ -475,7 +473,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
       p.length = static_cast<int>(parts.parts * p.part_rows);
       p.before = nullptr, p.fresh = p.wide = true;
     }
-    p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
+    p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
       const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0);

@@ -26,7 +26,6 @@ template <int D_, bool kAlone_> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kAlone = kAlone_, kBehind = false;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
   static constexpr int kStages = D == 64 ? 4 : 2;
   using Keys = Tile<D, kTile>;
@@ -45,17 +44,12 @@ template <int D_, bool kAlone_> struct Layout {
                                  items = sums + (kAlone ? 0 : kPairSteps / kTogether) * kSumBytes,
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
-  static_assert(size <= kMostShared);
 };
 template <class M> struct Stages : Rings<M> {
   using Rings<M>::Rings;
   __device__ std::uint32_t lse() const { return this->streamed.row(this->base + M::lse, M::kRowBytes); }
   __device__ std::uint32_t delta() const { return this->streamed.row(this->base + M::delta, M::kRowBytes); }
 };
-/// Steps of an item for one head, with an empty one where they come in twos.
-template <class M> __device__ __forceinline__ int steps_of(const Item& x) {
-  return (x.steps + M::kTogether - 1) / M::kTogether * M::kTogether;
-}
 
 // ---- loads
 
@@ -68,17 +62,6 @@ template <class M> struct Loader {
 
   __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, x.row, x.rows); }
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
-  __device__ __forceinline__ void load_keys(const Item& x, const Item& next) {
-    using Keys = typename M::Keys;
-    to.owned.wait_empty();
-    to.items.write(next);
-    if (x.steps > 0) {
-      gather.copy_held<Keys, 8>(to.owned.tile(), key, p.k.at(x.batch, x.head), p.k.token);
-      gather.copy_held<Keys, 8>(to.owned.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
-    }
-    announce(to.owned.full());
-    to.owned.next();
-  }
   /// Q and dO, and L and Delta.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
@@ -102,10 +85,18 @@ template <class M> struct Loader {
     fetch_queries();
   }
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
-    load_keys(x, next);
+    using Keys = typename M::Keys;
+    to.owned.wait_empty();
+    to.items.write(next);
+    if (x.steps > 0) {
+      gather.copy_held<Keys, 8>(to.owned.tile(), key, p.k.at(x.batch, x.head), p.k.token);
+      gather.copy_held<Keys, 8>(to.owned.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+    }
+    announce(to.owned.full());
+    to.owned.next();
     if (x.steps == 0) return begin(next);
     fetch_keys(next);
-    const int steps = steps_of<M>(x);
+    const int steps = (x.steps + M::kTogether - 1) / M::kTogether * M::kTogether;  // an empty one makes up a pair
     for (int i = x.first_head; i < x.last_head; ++i)
       for (int step = 0; step < steps; ++step) {
         load_queries(x, p.query_head[i]);
@@ -318,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   const auto run = [&]<class M>(Index group) {
     const auto with = [&](const Work& work) {
-      OnePass p(work, b, marks);
+      OnePass p = one_pass_of(work, b, marks);
       PartSums parts;
       if (p.part_rows != 0) {
         parts = part_sums(work, b, marks.sums, b.sizes.kv_heads, b.dk, b.dv);

@@ -385,17 +385,7 @@ template <class E, class M> struct Multiplier {
     asm volatile("" : "+r"(x.thread));
     return x;
   }
-  static __device__ __forceinline__ void assign(Weights& to, const Weights& from) {
-#pragma unroll
-    for (int i = 0; i < kQueries / 16; ++i)
-      if constexpr (kPacked) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) to[i][j] = from[i][j];
-      } else {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) to[8 * i + j] = from[8 * i + j];
-      }
-  }
+  static __device__ __forceinline__ void assign(Weights& to, const Weights& from) { memcpy(&to, &from, sizeof(to)); }
   __device__ std::uint32_t rows() const { return static_cast<std::uint32_t>(half) * 64 * kPanelRow; }
 
   /// L of the first queries of a tile, in chunks of eight, is fetched before the product that comes
@@ -451,11 +441,8 @@ template <class E, class M> struct Multiplier {
 #pragma unroll
       for (int step = 0; step < M::kSteps; ++step) mask(s, 32 * step, word_of(step), 0.0f);
     }
-    if constexpr (kPacked) {
-      pack<E>(weights, s);
-    } else {
-      assign(weights, s);
-    }
+    if constexpr (kPacked) pack<E>(weights, s);
+    else assign(weights, s);
   }
   /// dQ of what lies in a buffer of dS: 64 queries, or 64 columns, a warpgroup.
   __device__ __forceinline__ void begin_dq(Part& x, unsigned use) const {
@@ -694,7 +681,7 @@ bool make_map(CUtensorMap& map, const Operand& x, DType type, const AttentionSiz
 template <class E, int D>
 void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& marks, const PartialSums& sums) {
   const auto run = [&]<class M>() {
-    AddedUp p{{work_of<true>(where, b, marks, 0), b, marks}};
+    AddedUp p{one_pass_of(work_of<true>(where, b, marks, 0), b, marks)};
     const ScheduleView& schedule = schedule_on_device(*b.tiling, where, M::kQueries);
     p.side.owner = schedule.owner;
     p.order = Dispatch(b.sizes.batch * p.slots.d, std::ssize(schedule.owner),

@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include "ops/hilbert/kernels/hopper/wgmma.cuh"
 #include "core/cuda/launch.cuh"
+#include "ops/hilbert/kernels/cuda/mma_sync.cuh"
 
 // Thin wrappers over the instructions of sm_90a that our kernels use.
 
@@ -10,10 +11,6 @@ namespace hilt::cuda::hopper {
 
 constexpr int kWarpgroup = 128;  // threads
 
-/// An address in shared memory as instructions take it.
-__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
 /// Tells the compiler that a warp agrees on x: what depends on it can stay in uniform registers,
 /// from which wgmma takes its operands without a move each.
 template <class Int> __device__ __forceinline__ Int warp_uniform(Int x) {
@@ -79,15 +76,7 @@ template <int N> __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// ---- asynchronous copies of 16 and 4 bytes ------------------------------------------------------
-/// Zeros, and nothing is read, where it is not `there`.
-__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
+// ---- asynchronous copies (mma_sync.cuh) ---------------------------------------------------------
 /// Arrives at a barrier once this thread's copies so far have landed.
 __device__ __forceinline__ void arrive_when_landed(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -197,13 +186,6 @@ __device__ __forceinline__ void store_matrix(std::uint32_t at, std::uint32_t a, 
                "r"(d)
                : "memory");
 }
-/// Two floats as E, the first in the low half.
-template <class E> __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
-  std::uint32_t r;
-  if constexpr (std::is_same_v<E, bf16>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
 template <class E> __device__ __forceinline__ float2 unpack_pair(std::uint32_t x) {
   if constexpr (std::is_same_v<E, bf16>) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000)};
   float2 r;
@@ -245,7 +227,7 @@ template <class T> __device__ __forceinline__ void store_shared(std::uint32_t at
 struct Divisor {
   std::uint32_t d = 1, factor = 1, shift = 0;
   Divisor() = default;
-  explicit Divisor(std::uint32_t divisor) : d(divisor) {
+  explicit Divisor(Index divisor) : d(static_cast<std::uint32_t>(divisor)) {
     while ((std::uint64_t{1} << shift) < d) ++shift;
     factor = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
   }

@@ -48,7 +48,6 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128, kBehind = false;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
   // A stage has both tiles of a step; or, where they are too large, one.
   static constexpr int kTiles = D <= 128 ? 2 : 1;
@@ -72,7 +71,6 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
                                  scratch = tables + OwnedRing::kStages * kTable,
                                  items = scratch + kMultiplying / kWarp * kScratch, turns = items + Items::kBytes,
                                  barriers = turns + 8, size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
-  static_assert(size <= kMostShared);
 };
 template <class M> struct Stages : Rings<M> {
   using Rings<M>::Rings, Rings<M>::base, Rings<M>::streamed;

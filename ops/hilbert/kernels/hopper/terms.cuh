@@ -251,9 +251,6 @@ template <int D> struct TermCollector {
   __device__ static bool shares_are_near(const TermSums& sums) {
     return sums.to.table && kWarpShares * (sums.entries + 1) * 4 <= kShareBytesNear<D>;
   }
-  __device__ static std::uint32_t share_count(const TermSums& sums) {
-    return static_cast<std::uint32_t>(kWarpShares * (sums.entries + 1));
-  }
 
   /// dS of 16 rows and 64 columns, zeros where nothing attends. All lanes.
   template <class E>
@@ -268,8 +265,14 @@ template <int D> struct TermCollector {
         if (ds[i] != 0) static_cast<float*>(to.data)[to.offset(lane.b, lane.h, line) + key * to.key] += ds[i];
       });
     if (!sums.to.table) return;
-    if (shares_are_near(sums)) add_to_table(lane, ds, scratch, Near{scratch + kRows});
-    else add_to_table(lane, ds, scratch, Far{share});
+    const auto near = [first = scratch + kRows](int i) { return first + static_cast<std::uint32_t>(i) * 4; };
+    if (shares_are_near(sums))
+      add_to_table(
+          lane, ds, scratch, [&](int i) { return load_shared<float>(near(i)); },
+          [&](int i, float x) { store_shared(near(i), x); });
+    else
+      add_to_table(
+          lane, ds, scratch, [&](int i) { return share[i]; }, [&](int i, float x) { share[i] = x; });
   }
   __device__ __forceinline__ void add_rows(const float (&ds)[32]) {
 #pragma unroll
@@ -284,7 +287,8 @@ template <int D> struct TermCollector {
   __device__ __forceinline__ static void empty(const TermSums& sums, std::uint32_t scratch, float* share) {
     if (!shares_are_near(sums)) return;
     __syncwarp();
-    for (std::uint32_t i = threadIdx.x % kWarp; i < share_count(sums); i += kWarp) {
+    for (std::uint32_t i = threadIdx.x % kWarp; i < static_cast<std::uint32_t>(kWarpShares * (sums.entries + 1));
+         i += kWarp) {
       const std::uint32_t at = scratch + kRows + 4 * i;
       if (share) share[i] += load_shared<float>(at);
       store_shared(at, 0);
@@ -293,20 +297,10 @@ template <int D> struct TermCollector {
   }
 
  private:
-  struct Near {
-    std::uint32_t first;
-    __device__ float get(int i) const { return load_shared<float>(first + static_cast<std::uint32_t>(i) * 4); }
-    __device__ void put(int i, float x) const { store_shared(first + static_cast<std::uint32_t>(i) * 4, x); }
-  };
-  struct Far {
-    float* first;
-    __device__ float get(int i) const { return first[i]; }
-    __device__ void put(int i, float x) const { first[i] = x; }
-  };
-
-  template <class E, class Share>
+  /// get(i), put(i, x): of a warp's shares.
+  template <class E, class Get, class Put>
   __device__ __forceinline__ void add_to_table(const LaneTerms<E, true, kCell>& lane, const float (&ds)[32],
-                                               std::uint32_t scratch, const Share& share) const {
+                                               std::uint32_t scratch, const Get& get, const Put& put) const {
     const ScoreTerms& t = lane.t;
     const int its = static_cast<int>(threadIdx.x) % kWarp;
     const auto at_of = [&](int row, int column) {
@@ -352,15 +346,14 @@ template <int D> struct TermCollector {
           if (__any_sync(~0u, beyond)) {
 #pragma unroll
             for (int i = 0; i < kWarpShares; ++i)
-              add_by_entry(x[i] != 0, at[i], x[i],
-                           [&](int entry, float sum) { share.put(entry, share.get(entry) + sum); });
+              add_by_entry(x[i] != 0, at[i], x[i], [&](int entry, float sum) { put(entry, get(entry) + sum); });
           } else {
             float was[kWarpShares];
 #pragma unroll
-            for (int i = 0; i < kWarpShares; ++i) was[i] = x[i] != 0 ? share.get(at[i]) : 0.0f;
+            for (int i = 0; i < kWarpShares; ++i) was[i] = x[i] != 0 ? get(at[i]) : 0.0f;
 #pragma unroll
             for (int i = 0; i < kWarpShares; ++i)
-              if (x[i] != 0) share.put(at[i], was[i] + x[i]);
+              if (x[i] != 0) put(at[i], was[i] + x[i]);
           }
           __syncwarp();  // the next ones' may be of another lane
         }
