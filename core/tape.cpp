@@ -30,13 +30,12 @@ struct Named {
     return n.x && n.x.rank() == 0 ? os << "a scalar" : os << n.x.shape();
   }
 };
-/// What a gradient is to the tapes around the one that gave it: a result that has no derivative.
-struct GradientOfGradient final : Function {
-  std::string_view name() const override { return "backward"; }
-  std::vector<Tensor> backward(const Tensor&) override {
-    fail("Tape: this asks for a second derivative, the gradient of a gradient, which no tape computes; detach() the ",
-         "gradient if it is to count as a constant");
-  }
+/// What a tape around another one cannot play through: a gradient, or what that one recorded alone.
+struct Refused final : Function {
+  const char* why;
+  explicit Refused(const char* reason) : why(reason) {}
+  std::string_view name() const override { return "inner tape"; }
+  std::vector<Tensor> backward(const Tensor&) override { fail("Tape: ", why); }
 };
 }  // namespace
 
@@ -229,11 +228,36 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   Gradients result;
   for (std::size_t slot = 0; slot < known_.size(); ++slot)
     if (known_[slot].watched != 0 && grad[slot]) result.by_id_.emplace(known_[slot].watched, grad[slot]);
-  for (const Listener* l = listener_->outer.get(); l; l = l->outer.get())
-    for (const auto& [id, g] : result.by_id_)
-      if (Tape* const around = l->tape; around && !around->played_ && around->slots_.contains(id) && !around->knows(g))
-        around->record(std::make_unique<GradientOfGradient>(), {}, {&g, 1}, around->clock_ms());
+  std::vector<Tensor> gradients;
+  for (const auto& [id, g] : result.by_id_) gradients.push_back(g);
+  refuse_around(
+      "this asks for a second derivative, the gradient of a gradient, which no tape computes; detach() the "
+      "gradient if it is to count as a constant",
+      gradients, [&](const Tape& around) {
+        const auto known = [&](const auto& slot) { return around.slots_.contains(slot.first); };
+        return around.knows(dy) || std::ranges::any_of(slots_, known);
+      });
   return result;
+}
+
+/// Has the tapes around this one on which `results` depend refuse to play through them.
+template <class Depends>
+void Tape::refuse_around(const char* why, std::span<const Tensor> results, const Depends& depends) const {
+  const Tape* inner = this;
+  while (inner->captured_) inner = inner->outer_;  // a checkpoint is a node of that one
+  for (const Listener* l = inner->listener_->outer.get(); l; l = l->outer.get())
+    if (Tape* const around = l->tape; around && !around->played_ && !around->captured_ && depends(*around))
+      for (const Tensor& y : results)
+        if (!around->knows(y)) around->record(std::make_unique<Refused>(why), {}, {&y, 1}, around->clock_ms());
+}
+void Tape::tell_around(std::span<const Tensor* const> inputs, std::span<const Tensor> outputs) const {
+  if (!listener_->outer) return;
+  refuse_around(
+      "a tape within this one alone recorded an op that the loss depends on; run the op outside of that tape, "
+      "or detach() its result if it is to count as a constant",
+      outputs, [&](const Tape& around) {
+        return std::ranges::any_of(inputs, [&](const Tensor* x) { return around.knows(*x); });
+      });
 }
 
 // ---- a part that runs twice ---------------------------------------------------------------------

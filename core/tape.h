@@ -122,7 +122,7 @@ class Tape {
   /// Whether x is watched or was computed, on this tape, from something that is.
   bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slots_.contains(x.id()); }
   /// Gradients of a scalar, or of y against the cotangent dy. Frees what nodes saved as it goes. A
-  /// tape around this one that watches the same tensor refuses to play through these gradients.
+  /// tape around this one that knows what they depend on refuses to play through them.
   Gradients backward(const Tensor& loss);
   Gradients backward(const Tensor& y, const Tensor& dy);
 
@@ -161,6 +161,9 @@ class Tape {
   std::uint64_t wanted(std::span<const Tensor* const> inputs);
   void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, std::span<const Tensor> outputs,
               double start);  // when its forward() began, by clock_ms()
+  void tell_around(std::span<const Tensor* const> inputs, std::span<const Tensor> outputs) const;
+  template <class Depends>
+  void refuse_around(const char* why, std::span<const Tensor> results, const Depends& depends) const;
   std::span<const Slot> inputs_of(std::size_t node) const;
   void check_thread() const;
   double clock_ms(Device device = {}) const;  // 0 unless profiling: a clock costs as much as a small op
@@ -203,6 +206,7 @@ template <class Fn, class... In> auto apply(Fn fn, const In&... inputs) {
   if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]
     for (const Tensor& t : detail::outputs_of(y)) detail::tell_op_hook(fn.name(), t);
   if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, detail::outputs_of(y), start);
+  if (tape) tape->tell_around(in, detail::outputs_of(y));
   return y;
 }
 

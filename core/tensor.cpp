@@ -50,7 +50,7 @@ bool Tensor::is_contiguous() const {
 }
 
 double Tensor::item() const {
-  check(id_ != 0, "item: undefined tensor");
+  check(bool(*this), "item: undefined tensor");
   check(numel() == 1, "item: needs one element, got shape ", shape_);
   return to_vector<double>()[0];
 }

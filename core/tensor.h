@@ -17,12 +17,12 @@ class Tensor {
   Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype);
 
   const Shape& shape() const { return shape_; }
-  int rank() const { return shape_.rank(); }                // how many axes
-  Index dim(int axis) const { return shape_[axis]; }        // extent; a negative axis counts from the end
-  Index numel() const { return id_ ? shape_.numel() : 0; }  // how many elements; 0 if undefined
+  int rank() const { return shape_.rank(); }                  // how many axes
+  Index dim(int axis) const { return shape_[axis]; }          // extent; a negative axis counts from the end
+  Index numel() const { return *this ? shape_.numel() : 0; }  // how many elements; 0 if undefined
   DType dtype() const { return dtype_; }
   Device device() const { return require_defined(), storage_.device(); }
-  TensorId id() const { return id_; }  // the same for copies; 0 if undefined
+  TensorId id() const { return *this ? id_ : 0; }  // the same for copies; 0 if undefined
   const Storage& storage() const { return storage_; }
   const Strides& strides() const { return strides_; }
   /// In elements; a negative axis counts from the end.
@@ -31,7 +31,7 @@ class Tensor {
   bool is_contiguous() const;               // elements lie one after the other in row-major order
   /// Bytes of the elements, not of the storage behind them.
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
-  explicit operator bool() const { return id_ != 0; }
+  explicit operator bool() const { return bool(storage_); }
   /// x[i] is select(x, 0, i), an op: include ops.h.
   template <std::integral I> Tensor operator[](I i) const { return select(*this, 0, i); }
 
@@ -56,10 +56,12 @@ class Tensor {
 
  private:
   void require(DType asked) const {
-    check(dtype_ == asked && id_ != 0, "Tensor: asked for ", asked, " data of ",
-          id_ ? "a tensor of type " : "an undefined tensor, type ", dtype_);
+    check(dtype_ == asked && *this, "Tensor: asked for ", asked, " data of ",
+          *this ? "a tensor of type " : "an undefined tensor, type ", dtype_);
   }
-  void require_defined() const { check(id_ != 0, "Tensor: this one is undefined: it was never given a value"); }
+  void require_defined() const {
+    check(bool(*this), "Tensor: this one is undefined: it was never given a value, or was moved from");
+  }
   Storage storage_;
   Shape shape_;
   Strides strides_{};

@@ -1,5 +1,6 @@
 #pragma once
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -9,6 +10,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include "core/error.h"
 
 // Private: files as the system numbers them.
 
@@ -54,25 +56,28 @@ inline bool write_all(int descriptor, const void* from, std::size_t bytes) {
 
 /// Makes a file whole or not at all: what write(descriptor) writes to a new file beside it takes
 /// its name once it is on the disk. False where that, or `write`, has failed; then errno says why.
+/// Only a file is replaced, or a link to one; a device or a directory is refused: Code::data.
 template <class Write> bool write_whole(const std::string& path, mode_t mode, const Write& write) {
+  if (struct stat there{}; ::stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode))
+    fail_with(Code::data, path, ": is ", S_ISDIR(there.st_mode) ? "a directory" : "not a regular file",
+              "; refused to write a file in its place");
   const std::string directory = path.substr(0, path.rfind('/') + 1);  // first: once renamed, nothing throws
   const std::string unfinished = path + ".tmp." + std::to_string(std::random_device{}());
+  struct Left {
+    const char* path = nullptr;
+    ~Left() {
+      const int error = errno;
+      if (path) ::unlink(path);
+      errno = error;
+    }
+  } left;
   Descriptor file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!file) return false;
-  bool done = false;
-  try {
-    done = write(file.get()) && ::fsync(file.get()) == 0 && file.close() &&
-           ::rename(unfinished.c_str(), path.c_str()) == 0;
-  } catch (...) {
-    ::unlink(unfinished.c_str());
-    throw;
-  }
-  if (!done) {
-    const int error = errno;
-    ::unlink(unfinished.c_str());
-    errno = error;
+  left.path = unfinished.c_str();
+  if (!write(file.get()) || ::fsync(file.get()) != 0 || !file.close() ||
+      ::rename(unfinished.c_str(), path.c_str()) != 0)
     return false;
-  }
+  left.path = nullptr;
   // The new name lasts once its directory is on the disk; where that cannot be, it alone is lost.
   if (const Descriptor d(::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); d)
     (void)::fsync(d.get());

@@ -236,10 +236,6 @@ void write_npy(const std::string& path, const Tensor& tensor) {
   const Tensor x = dense(tensor);
   const std::string header = header_of(type->descr, x.shape());
 
-  struct stat status {};
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    bad_npy(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file",
-            "; refused to write a .npy file in its place");
   bool opened = false;
   const bool written = write_whole(path, 0666, [&](int descriptor) {
     opened = true;

@@ -109,7 +109,7 @@ void do_exercise(const Settings& s) {
   const char* const what = !s.check.empty() ? "check" : s.answer ? "answer" : "exercise";
   if (s.check.empty() && number == "0") return;
   const std::string& value = s.check.empty() ? number : s.check;
-  execlp("python3", "python3", "-c", kCheck, what, value.c_str(), s.out.c_str(), kExercise, nullptr);
+  execlp("python3", "python3", "-I", "-c", kCheck, what, value.c_str(), s.out.c_str(), kExercise, nullptr);
   hilt::fail("--", what, " (", value, "): python3 does not start; install it");
 }
 

@@ -38,6 +38,19 @@ TEST(Tensor, UndefinedIsFalseAndSaysSo) {
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {1}, {1}, 0); }), "usage: Tensor: undefined storage");
 }
 
+TEST(Tensor, OneThatWasMovedFromIsUndefinedAndSaysSo) {
+  Tensor x = zeros({2});
+  const Tensor y = std::move(x);
+  EXPECT_FALSE(x);  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(x.id(), 0u);
+  EXPECT_EQ(x.numel(), 0);
+  EXPECT_EQ(error_of([&] { (void)x.data<float>(); }),
+            "usage: Tensor: asked for f32 data of an undefined tensor, type f32");
+  for (const auto& use : std::vector<std::function<void()>>{[&] { (void)x.raw(); }, [&] { (void)x.device(); },
+                                                            [&] { (void)x.to_vector(); }, [&] { (void)clone(x); }})
+    EXPECT_NE(error_of(use).find("undefined"), std::string::npos) << error_of(use);
+}
+
 TEST(Tensor, CopiesKeepTheIdAndEveryNewOneHasItsOwn) {
   const Tensor x = zeros({3});
   const Tensor copy = x;

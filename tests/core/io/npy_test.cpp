@@ -388,9 +388,9 @@ TEST(NpyWrite, WhereItCannotLeavesNothing) {
             }).find("data: /proc/x.npy: cannot write: making /proc/x.npy.tmp."),
             std::string::npos);
   EXPECT_EQ(error_of([&] { write_npy(t.directory(), zeros({1})); }),
-            "data: " + t.directory() + ": is a directory; refused to write a .npy file in its place");
+            "data: " + t.directory() + ": is a directory; refused to write a file in its place");
   EXPECT_EQ(error_of([&] { write_npy("/dev/null", zeros({1})); }),
-            "data: /dev/null: is not a regular file; refused to write a .npy file in its place");
+            "data: /dev/null: is not a regular file; refused to write a file in its place");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(t.names(), Names{"file"});
 }

@@ -275,6 +275,15 @@ TEST(Safetensors, OnlyRegularFilesAreRead) {
                                  ":0; check the name and its permissions");
 }
 
+TEST(Safetensors, NothingButAFileIsReplaced) {
+  const std::string pipe = temporary().path("written");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, std::string("/dev/null")})
+    EXPECT_EQ(error_of([&] { write_safetensors(path, {}); }),
+              "data: " + path + ": is not a regular file; refused to write a file in its place");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe) && std::filesystem::is_character_file("/dev/null"));
+}
+
 TEST(Safetensors, AFileThatShrinksWhileOpenIsAnError) {
   const std::string path = write({{"x", zeros({1000})}});
   const SafetensorsFile file(path);
