@@ -147,7 +147,7 @@ Error measure(std::span<const double> x, std::span<const double> exact);
 Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive,
             double rounding);
 
-// ---- broken.cpp: attention with one mistake in it, to see what each does and how it is found -----
+// ---- broken.cpp: attention with one mistake in it, to see what each does and how it is found ----
 /// The mistakes people make.
 enum class Mistake { none, no_delta, scaled_twice, position_for_token, no_rescale, half_of_the_keys, no_mask };
 inline constexpr std::array<const char*, 7> kMistakes{

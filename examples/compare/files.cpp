@@ -1,5 +1,5 @@
-// compare.json, whose fields are promised to other programs, and compare.html: that and what the page
-// has beyond it, pictures and sentences.
+// compare.json, whose fields are promised to other programs, and compare.html: that and what the
+// page has beyond it, pictures and sentences.
 #include <sstream>
 #include "lesson.h"
 

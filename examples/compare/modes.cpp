@@ -63,9 +63,9 @@ bool is_view(const std::string& op) {
   return std::ranges::find(kViews, op) != std::end(kViews);
 }
 
-/// Ops, each with what it computes in the page's symbols: S, P, M P, O, L; "" for views and what only
-/// carries rows to their places. Attention has two products: what stands between them is S, until a
-/// softmax makes it P.
+/// Ops, each with what it computes in the page's symbols: S, P, M P, O, L; "" for views and what
+/// only carries rows to their places. Attention has two products: what stands between them is S,
+/// until a softmax makes it P.
 Json ops_of(const std::vector<hilt::NodeReport>& ops) {
   Json out = Json::array();
   enum { before, scores, weights, after } at = before;

@@ -63,7 +63,8 @@ Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
   return small;
 }
 
-/// A point of a figure: time and kept bytes of the modes that ran, by f(mode), with or without dense.
+/// A point of a figure: time and kept bytes of the modes that ran, by f(mode), with or without
+/// dense.
 template <class F> Json sample(const Lesson& lesson, const char* what, Index x, bool with_dense, F&& f) {
   std::map<std::string, double> ms, saved_bytes;
   for (const Mode& mode : lesson.modes)

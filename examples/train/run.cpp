@@ -12,8 +12,9 @@
 namespace train {
 namespace {
 
-// Asked to end: by a keyboard, a batch system, or a terminal that goes away, which says so twice. The
-// first time only sets a flag, which the loop reads after each step; a SIGINT after that ends the process.
+// Asked to end: by a keyboard, a batch system, or a terminal that goes away, which says so twice.
+// The first time only sets a flag, which the loop reads after each step; a SIGINT after that ends
+// the process.
 std::atomic<bool> asked{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "a handler may touch nothing else");
 

@@ -6,8 +6,8 @@
 #include "../program/report/report.h"
 #include "settings.h"
 
-// Private to train and sample: what a run will need, its steps, the run itself, what one sees of it,
-// what it leaves behind, and text from that.
+// Private to train and sample: what a run will need, its steps, the run itself, what one sees of
+// it, what it leaves behind, and text from that.
 
 namespace train {
 

@@ -13,7 +13,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-// ---- space-filling curves: cell <-> position, by integers, without tables, in O(log side) ----------
+// ---- space-filling curves: cell <-> position, by integers, without tables, in O(log side) -------
 
 /// Width x height cells, so many frames. Token (z * height + y) * width + x is in cell (x, y, z).
 struct Grid {
@@ -49,7 +49,7 @@ Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps = Steps::
 /// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk that skips the others.
 std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps = Steps::near);
 
-// ---- orders --------------------------------------------------------------------------------------
+// ---- orders -------------------------------------------------------------------------------------
 
 /// What a user asks for; a value, without a length. permutation() makes it concrete.
 struct Order {

@@ -5,10 +5,11 @@
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"
 
-// Private: one attention call as the kernels for any GPU see it, passed by value; and score terms there: the formulas of
-// kernels/terms.h, a pair a lane, and sums of their gradients that have one owner each, so that their order is fixed. A
-// block that owns queries adds up what slopes, tables and elements of a bias get; what a whole row or column of a bias
-// gets is summed by the block that owns the query or the key.
+// Private: one attention call as the kernels for any GPU see it, passed by value; and score terms
+// there: the formulas of kernels/terms.h, a pair a lane, and sums of their gradients that have one
+// owner each, so that their order is fixed. A block that owns queries adds up what slopes, tables
+// and elements of a bias get; what a whole row or column of a bias gets is summed by the block that
+// owns the query or the key.
 
 namespace hilt::kernels {
 

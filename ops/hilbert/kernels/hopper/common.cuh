@@ -513,7 +513,8 @@ struct Place {
   __device__ std::uint32_t rows() const { return static_cast<std::uint32_t>(half) * 64 * kPanelRow; }
 };
 
-/// What a block does, if it has the registers and the memory: the first warpgroup loads, the others multiply(where they are, rings).
+/// What a block does, if it has the registers and the memory: the first warpgroup loads, the others
+/// multiply(where they are, rings).
 template <class Loader, class M, class Problem, class Multiply>
 __device__ __forceinline__ void run_block(const Problem& p, const Multiply& multiply) {
   static_assert(registers_fit(kThreads, M::kProducerRegisters, M::kConsumerRegisters) && M::size <= kMostShared);
