@@ -692,7 +692,9 @@ Result in_parts(const Inputs& in, const PlanPtr& plan, bool fresh, int times = 1
   BackwardInputs x{in.q, in.k, in.v, state.o, in.d_o, state.lse};
   x.delta = contiguous(permute(delta, {0, 2, 1}));
   TermTensors no_terms;
-  for (int i = 0; i < times; ++i) run_backward(call, decide_backward(call, plan->parts(), x, false), x, d, no_terms);
+  ShardPlan::Stage stage;
+  stage.parts = plan->parts();
+  for (int i = 0; i < times; ++i) run_backward(call, decide_backward(call, x, &stage), x, d, no_terms);
   return {state.o, state.lse, {d[0], d[1], d[2]}};
 }
 
