@@ -219,7 +219,8 @@ TEST(GlobalNorm, IsTheRootOfAllSquaresInF64) {
 
 TEST(Clip, AStepByTheNormIsAStepOfClippedGradients) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    for (const auto& [most, scale] : {std::pair(0.0, 1.0), {0.1, 1.0}, {1000.0, 1.0}, {0.0, 1024.0}, {0.1, 1024.0}}) {
+    for (const auto& [most, scale] :
+         {std::pair(0.0, 1.0), {0.1, 1.0}, {1000.0, 1.0}, {0.0, 1024.0}, {0.1, 1024.0}, {1000.0, 1024.0}}) {
       Tensor w[2], m[2], v[2];
       for (std::size_t way : {0U, 1U})
         w[way] = random(real({40}), 1, dtype), m[way] = zeros({40}, dtype), v[way] = zeros({40}, dtype);
