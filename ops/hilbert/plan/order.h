@@ -24,6 +24,7 @@ struct Grid {
   /// The product of the sides, checked for overflow.
   Index cells() const;
   friend auto operator<=>(const Grid&, const Grid&) = default;
+  friend bool operator==(const Grid&, const Grid&) = default;  // said, or nvcc warns that nobody defines it
 };
 
 std::string to_string(const Grid& grid);  // HEIGHTxWIDTH, or FRAMESxHEIGHTxWIDTH
