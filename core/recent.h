@@ -95,29 +95,29 @@ class Memo {
   using Key = std::vector<std::int32_t>;  // what tells values of one type apart
   Memo() = default;
   Memo(const Memo&) noexcept {}
-  Memo& operator=(const Memo&) noexcept { return rooms_.clear(), *this; }  // begins anew
+  Memo& operator=(const Memo&) noexcept { return slots_.clear(), *this; }  // begins anew
 
   /// The X of this key, from make() where there is none yet.
   template <class X, class Make> const X& get(const Key& key, const Make& make) const {
-    const std::shared_ptr<Room> room = room_of(typeid(X), key);
-    const std::lock_guard lock(room->mutex);
-    if (!room->value) room->value = std::make_shared<const X>(make());
-    return *static_cast<const X*>(room->value.get());
+    const std::shared_ptr<Slot> slot = slot_of(typeid(X), key);
+    const std::lock_guard lock(slot->mutex);
+    if (!slot->value) slot->value = std::make_shared<const X>(make());
+    return *static_cast<const X*>(slot->value.get());
   }
 
  private:
-  struct Room {
+  struct Slot {
     std::mutex mutex;
     std::shared_ptr<const void> value;
   };
-  std::shared_ptr<Room> room_of(std::type_index type, const Key& key) const {
+  std::shared_ptr<Slot> slot_of(std::type_index type, const Key& key) const {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<Room>& room = rooms_[{type, key}];
-    if (!room) room = std::make_shared<Room>();
-    return room;
+    std::shared_ptr<Slot>& slot = slots_[{type, key}];
+    if (!slot) slot = std::make_shared<Slot>();
+    return slot;
   }
   mutable std::mutex mutex_;
-  mutable std::map<std::pair<std::type_index, Key>, std::shared_ptr<Room>> rooms_;
+  mutable std::map<std::pair<std::type_index, Key>, std::shared_ptr<Slot>> slots_;
 };
 
 }  // namespace hilt

@@ -67,7 +67,7 @@ std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
 }
 
 /// One rank's part of the comparison.
-struct Run {
+struct Comparison {
   const Settings& s;
   Comm comm;
   Device device;
@@ -76,7 +76,7 @@ struct Run {
   PlanSpec spec;
   ShardPlanPtr shard;
 
-  Run(const Settings& settings, const Comm& met) : s(settings), dtype(program::dtype_of(s.dtype)) {
+  Comparison(const Settings& settings, const Comm& met) : s(settings), dtype(program::dtype_of(s.dtype)) {
     device = program::device_of(s.over == "nccl" ? "cuda" : s.device, dtype, met.rank());
     comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
     const auto seed = static_cast<std::uint64_t>(s.seed);
@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
       if (key != "ranks" && key != "device") same += "\n" + key + " = " + value;
     return program::run_as("ring", s.ranks, s.over, [&](Comm& met) {
       met.agree("ring", same);  // what every rank must have been asked
-      return Run(s, met)();
+      return Comparison(s, met)();
     });
   };
   return program::run<Settings>("ring", "Attention over several ranks, held against one rank. Prints one JSON object.",

@@ -40,7 +40,7 @@ Tensor piece(const Tensor& x, Index begin, Index end) {
 
 Tensor dense_in(const Tensor& x, DType type) { return x.dtype() == type ? dense(x) : converted(x, type); }
 /// Sends give(r), or one tensor, to every other rank r, and receives what it sends into into(r).
-template <class Give, class Into> void exchange_all(const Comm& comm, Step step, const Give& give, const Into& into) {
+template <class Give, class Into> void exchange_all(const Comm& comm, Round round, const Give& give, const Into& into) {
   std::vector<Message> out, in;
   for (int r = 0; r < comm.size(); ++r) {
     if (r == comm.rank()) continue;
@@ -48,7 +48,7 @@ template <class Give, class Into> void exchange_all(const Comm& comm, Step step,
     else out.push_back({r, give(r)});
     in.push_back({r, into(r)});
   }
-  comm.exchange(std::move(out), std::move(in), step).wait();
+  comm.exchange(std::move(out), std::move(in), round).wait();
 }
 
 /// The rank that holds up a wait for `peer`: the end of the chain of those that wait for another.
@@ -74,8 +74,8 @@ std::string suspect(Link& link, int peer) {
 
 class detail::Pending {
  public:
-  Pending(std::shared_ptr<Shared> shared, std::unique_ptr<Flight> flight, Step step)
-      : shared_(std::move(shared)), flight_(std::move(flight)), step_(step) {}
+  Pending(std::shared_ptr<Shared> shared, std::unique_ptr<Flight> flight, Round round)
+      : shared_(std::move(shared)), flight_(std::move(flight)), round_(round) {}
 
   void wait() {
     if (flight_->poll()) return;
@@ -88,8 +88,8 @@ class detail::Pending {
       if (Clock::now() - start > deadline) {
         const int peer = flight_->missing();
         std::ostringstream text;
-        text << step_.op;
-        if (step_.hop > 0) text << ", hop " << step_.hop;
+        text << round_.op;
+        if (round_.hop > 0) text << ", hop " << round_.hop;
         text << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000 << " s for rank "
              << peer << "; suspect: " << suspect(link, peer)
              << "; if it is only slow, set HILT_DEADLINE to more seconds";
@@ -105,7 +105,7 @@ class detail::Pending {
  private:
   std::shared_ptr<Shared> shared_;
   std::unique_ptr<Flight> flight_;
-  Step step_;
+  Round round_;
 };
 
 Transfer::Transfer() = default;
@@ -142,12 +142,12 @@ Traffic Comm::traffic() const {
   return {state_->shared->bytes_sent, state_->shared->bytes_received, state_->shared->messages_sent};
 }
 
-Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step step) const {
+Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Round round) const {
   for (std::vector<Message>* list : {&out, &in}) {
     for (Message& m : *list) {
-      check(m.peer >= 0 && m.peer < size(), step.op, ": rank ", m.peer, " of ", size());
-      check(m.peer != rank(), step.op, ": rank ", m.peer, " exchanges with itself");
-      check(bool(m.data) && m.data.is_contiguous(), step.op, ": what travels must be dense");
+      check(m.peer >= 0 && m.peer < size(), round.op, ": rank ", m.peer, " of ", size());
+      check(m.peer != rank(), round.op, ": rank ", m.peer, " exchanges with itself");
+      check(bool(m.data) && m.data.is_contiguous(), round.op, ": what travels must be dense");
       m.peer = state_->members[static_cast<std::size_t>(m.peer)];
     }
     std::erase_if(*list, [](const Message& m) { return m.data.bytes() == 0; });
@@ -159,12 +159,12 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step 
   for (const Message& m : out) shared.bytes_sent += m.data.bytes(), ++shared.messages_sent;
   for (const Message& m : in) shared.bytes_received += m.data.bytes();
   transfer.pending_ = std::make_unique<detail::Pending>(
-      state_->shared, shared.link->start(state_->channel, std::move(out), std::move(in)), step);
+      state_->shared, shared.link->start(state_->channel, std::move(out), std::move(in)), round);
   return transfer;
 }
 
 // Every rank adds up one piece of x, in the order of ranks, and hands it to the others.
-Tensor Comm::sum(const Tensor& x, Step step) const {
+Tensor Comm::sum(const Tensor& x, Round round) const {
   if (size() == 1) return clone(x);
   const bool is_short = is_floating(x.dtype()) && size_of(x.dtype()) < size_of(DType::f32);
   const Tensor total = dense_in(x, is_short ? DType::f32 : x.dtype());
@@ -177,17 +177,17 @@ Tensor Comm::sum(const Tensor& x, Step step) const {
     parts.push_back(r == rank() ? piece_of(total, r) : empty_like(piece_of(total, rank())));
   const auto place = [&](int r) { return parts[static_cast<std::size_t>(r)]; };
   exchange_all(
-      *this, step, [&](int r) { return piece_of(total, r); }, place);
+      *this, round, [&](int r) { return piece_of(total, r); }, place);
   Tensor mine = clone(parts[0]);
   for (std::size_t r = 1; r < parts.size(); ++r) accumulate(mine, parts[r]);
   const Tensor result = empty(x.shape(), total.dtype(), x.device());
   Tensor own = piece_of(result, rank());
   copy(own, mine);
-  exchange_all(*this, step, mine, [&](int r) { return piece_of(result, r); });
+  exchange_all(*this, round, mine, [&](int r) { return piece_of(result, r); });
   return dense_in(result, x.dtype());
 }
 
-Tensor Comm::gather(const Tensor& x, Step step) const {
+Tensor Comm::gather(const Tensor& x, Round round) const {
   const Tensor mine = dense(x);
   Shape shape{size()};
   for (Index extent : x.shape()) shape.push_back(extent);
@@ -195,28 +195,28 @@ Tensor Comm::gather(const Tensor& x, Step step) const {
   const auto slot = [&](int r) { return piece(all, r * x.numel(), (r + 1) * x.numel()); };
   Tensor own = slot(rank());
   copy(own, piece(mine, 0, x.numel()));
-  exchange_all(*this, step, mine, slot);
+  exchange_all(*this, round, mine, slot);
   return all;
 }
 
-Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {
+Tensor Comm::broadcast(const Tensor& x, int root, Round round) const {
   Tensor y = rank() == root ? dense(x) : empty(x.shape(), x.dtype(), x.device());
   std::vector<Message> out, in;
   for (int r = 0; rank() == root && r < size(); ++r)
     if (r != root) out.push_back({r, y});
   if (rank() != root) in.push_back({root, y});
-  exchange(std::move(out), std::move(in), step).wait();
+  exchange(std::move(out), std::move(in), round).wait();
   return y;
 }
 
-void Comm::barrier(Step step) const { (void)gather(zeros({1}, DType::u8), step); }
+void Comm::barrier(Round round) const { (void)gather(zeros({1}, DType::u8), round); }
 
-std::vector<std::string> Comm::gather_text(const std::string& text, Step step) const {
-  const auto lengths = gather(from_values(std::vector<Index>{std::ssize(text)}, {1}), step).to_vector<Index>();
+std::vector<std::string> Comm::gather_text(const std::string& text, Round round) const {
+  const auto lengths = gather(from_values(std::vector<Index>{std::ssize(text)}, {1}), round).to_vector<Index>();
   const Index longest = *std::ranges::max_element(lengths);
   std::vector<std::uint8_t> bytes(text.begin(), text.end());
   bytes.resize(static_cast<std::size_t>(longest));
-  const Tensor all = gather(from_values(bytes, {longest}), step);
+  const Tensor all = gather(from_values(bytes, {longest}), round);
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < lengths.size(); ++r)
     texts.emplace_back(reinterpret_cast<const char*>(all.raw()) + static_cast<Index>(r) * longest,

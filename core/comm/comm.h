@@ -13,7 +13,7 @@ struct Message {
   Tensor data;  // dense; what arrives is written into it
 };
 
-struct Step {  // what a rank is doing while it waits: the words of the error, if the wait ends in one
+struct Round {  // what a rank is doing while it waits: the words of the error, if the wait ends in one
   std::string_view op = "exchange";  // a literal
   Index hop = 0;                     // counts rounds of one op
 };
@@ -62,16 +62,16 @@ class Comm {
 
   /// Starts all of these at once. Between two ranks messages arrive in the order they were sent,
   /// and must have the size that is expected.
-  Transfer exchange(std::vector<Message> out, std::vector<Message> in, Step step = {}) const;
+  Transfer exchange(std::vector<Message> out, std::vector<Message> in, Round round = {}) const;
   /// x of all ranks, added; f32 accumulates 16-bit types.
-  Tensor sum(const Tensor& x, Step step = {"sum"}) const;
+  Tensor sum(const Tensor& x, Round round = {"sum"}) const;
   /// x of all ranks, which have one shape: [ranks, ...].
-  Tensor gather(const Tensor& x, Step step = {"gather"}) const;
+  Tensor gather(const Tensor& x, Round round = {"gather"}) const;
   /// x of rank `root`. All must pass a tensor of that shape and type.
-  Tensor broadcast(const Tensor& x, int root = 0, Step step = {"broadcast"}) const;
-  void barrier(Step step = {"barrier"}) const;  // returns once every rank has called it
+  Tensor broadcast(const Tensor& x, int root = 0, Round round = {"broadcast"}) const;
+  void barrier(Round round = {"barrier"}) const;  // returns once every rank has called it
   /// Texts of all ranks.
-  std::vector<std::string> gather_text(const std::string& text, Step step = {"gather_text"}) const;
+  std::vector<std::string> gather_text(const std::string& text, Round round = {"gather_text"}) const;
   /// Throws, on every rank, naming the first of a rank's `key = value` lines that rank 0 has not.
   void agree(std::string_view what, const std::string& lines) const;
 

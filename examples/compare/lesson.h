@@ -106,7 +106,7 @@ struct Lesson {
 };
 
 /// One forward and backward pass of a mode, under a profiling tape.
-struct Run {
+struct Trial {
   double forward_ms = 0, backward_ms = 0;
   std::size_t saved_bytes = 0;  // by the tape after forward, each block once, with q, k and v where it keeps them
   std::size_t held_bytes = 0;   // alive between the passes, beyond the inputs: what it costs to be able to go back
@@ -118,7 +118,7 @@ struct Run {
   double ms() const { return forward_ms + backward_ms; }
 };
 /// run.cpp: what runs a mode of this problem, once each time; the sets are the dense baseline's.
-std::function<Run()> pass_of(const Problem& problem, const std::string& mode, const AttendedSets& sets);
+std::function<Trial()> pass_of(const Problem& problem, const std::string& mode, const AttendedSets& sets);
 
 // ---- the steps, each in a file of its own -------------------------------------------------------
 Problem make_problem(const Settings& settings);  // problem.cpp

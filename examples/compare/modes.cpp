@@ -143,11 +143,11 @@ Json errors_of(std::span<const Error> errors, const Problem& p) {
 
 /// What is shown of a mode: one of its runs, so that parts add up. The first run's tensors are the
 /// ones that are judged.
-Json facts_of(const Lesson& lesson, const Mode& mode, std::span<const Run> runs) {
-  std::vector<const Run*> by_time;  // but the first, which asks the system for memory
-  for (const Run& run : runs.subspan(1)) by_time.push_back(&run);
-  std::ranges::sort(by_time, {}, &Run::ms);
-  const Run& run = *by_time[(by_time.size() - 1) / 2];
+Json facts_of(const Lesson& lesson, const Mode& mode, std::span<const Trial> runs) {
+  std::vector<const Trial*> by_time;  // but the first, which asks the system for memory
+  for (const Trial& run : runs.subspan(1)) by_time.push_back(&run);
+  std::ranges::sort(by_time, {}, &Trial::ms);
+  const Trial& run = *by_time[(by_time.size() - 1) / 2];
   const bool by_ops = mode.name == kDense || mode.name == kTaped;
   const Cost cost = by_ops ? cost_of_tape(run.tape) : cost_of_kernel(lesson.problem, mode.name, products_back(lesson));
   const Json tape = ops_of(run.tape);
@@ -245,13 +245,13 @@ void judge_modes(Lesson& lesson) {
   hilt::clear_attention_fallbacks();
   hilt::clear_attention_routes();
   for (const std::string& name : lesson.settings.modes) lesson.modes.push_back({name, does_not_fit(p, name)});
-  std::map<std::string, std::function<Run()>> pass;
-  std::map<std::string, std::vector<Run>> runs;
+  std::map<std::string, std::function<Trial()>> pass;
+  std::map<std::string, std::vector<Trial>> runs;
   for (std::int64_t repeat = 0; repeat <= lesson.settings.repeat; ++repeat)
     for (Mode& mode : lesson.modes) {  // interleaved: a slow moment hits every mode
       if (!mode.ran()) continue;
       if (repeat == 0) pass[mode.name] = pass_of(p, mode.name, sets);
-      Run run = pass[mode.name]();
+      Trial run = pass[mode.name]();
       for (std::size_t i = 0; i < kTensors.size() && repeat > 0; ++i)
         mode.repeatable = mode.repeatable && (!p.input(i) || same_bits(run.result[i], runs[mode.name][0].result[i]));
       if (repeat > 0) run.result = {};

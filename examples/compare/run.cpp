@@ -118,8 +118,8 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) { return 1e3 * program::seconds_since(start); }
 
-Run run_once(const Problem& p, const std::string& mode, const std::function<Tensor()>& forward) {
-  Run run;
+Trial run_once(const Problem& p, const std::string& mode, const std::function<Tensor()>& forward) {
+  Trial run;
   const hilt::Device device = p.q.device();
   const auto beyond = [base = hilt::memory_stats(device).live](std::size_t bytes) {
     return bytes > base ? bytes - base : 0;
@@ -164,7 +164,7 @@ Run run_once(const Problem& p, const std::string& mode, const std::function<Tens
 
 }  // namespace
 
-std::function<Run()> pass_of(const Problem& p, const std::string& mode, const AttendedSets& sets) {
+std::function<Trial()> pass_of(const Problem& p, const std::string& mode, const AttendedSets& sets) {
   if (mode == kDense)
     return [&p, dense = std::make_shared<const Dense>(p, sets)] {
       return run_once(p, kDense, [&] { return dense->forward(); });

@@ -85,10 +85,10 @@ void measure_scaling(Lesson& lesson) {
       const Problem small = resized(p, length, pattern);
       const AttendedSets sets = with_dense && lesson.mode(kDense) ? attended_sets(*small.plan) : AttendedSets();
       samples.push_back(sample(lesson, what, x, with_dense, [&](const Mode& mode) {
-        const std::function<Run()> pass = pass_of(small, mode.name, sets);
+        const std::function<Trial()> pass = pass_of(small, mode.name, sets);
         std::vector<std::pair<double, std::size_t>> runs;
         for (int i = 0; i < repeats; ++i) {
-          const Run run = pass();
+          const Trial run = pass();
           runs.emplace_back(run.ms(), run.saved_bytes);
         }
         std::ranges::sort(runs);

@@ -39,9 +39,9 @@ using program::seconds_since;
 constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
-class Run {
+class Training {
  public:
-  Run(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
+  Training(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
 
   int operator()() {
     if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out)) outputs();
@@ -341,7 +341,7 @@ class Run {
   /// Once an exception passes: what was learned stays, in a checkpoint if it has none yet; of a run
   /// that learned nothing, nothing does. No catch: the stack of --debug would end there.
   struct Tidy {
-    Run& run;
+    Training& run;
     std::string log;
     int before = std::uncaught_exceptions();
     ~Tidy() {
@@ -386,5 +386,5 @@ class Run {
 
 }  // namespace
 
-int run(const program::Options& options, Settings s, const hilt::Comm& met) { return Run(options, s, met)(); }
+int run(const program::Options& options, Settings s, const hilt::Comm& met) { return Training(options, s, met)(); }
 }  // namespace train

@@ -53,7 +53,7 @@ struct Incoming {
 };
 /// Sends what rows_of() has of each parcel of `out`, and makes room like `like` for those of `in`.
 template <class RowsOf>
-Incoming exchange(const Comm& comm, const Step& step, std::span<const Parcel> out, const RowsOf& rows_of,
+Incoming exchange(const Comm& comm, const Round& round, std::span<const Parcel> out, const RowsOf& rows_of,
                   std::span<const Parcel> in, const Tensor& like) {
   Incoming incoming{{}, in, {}};
   std::vector<Message> sent, received;
@@ -64,7 +64,7 @@ Incoming exchange(const Comm& comm, const Step& step, std::span<const Parcel> ou
       x = empty(like.shape().with(1, p.count), like.dtype(), like.device());
       received.push_back({p.peer, x});
     }
-  incoming.transfer = comm.exchange(std::move(sent), std::move(received), step);
+  incoming.transfer = comm.exchange(std::move(sent), std::move(received), round);
   return incoming;
 }
 /// The keys and values of a stage set out for those who attend to them.

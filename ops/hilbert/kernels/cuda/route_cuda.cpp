@@ -155,7 +155,7 @@ struct Scratch {
 };
 
 /// run.operator()<E, D>(), of the kernel for a pass's type and head dim.
-template <class Run> void with_hopper_kernel(const AttentionPass& p, Run&& run) {
+template <class F> void with_hopper_kernel(const AttentionPass& p, F&& run) {
   with_type<bf16, f16>(p.q.type, [&]<class E>() {
     const auto fits = [&]<int D>() { return p.sizes.dim <= D && (run.template operator()<E, D>(), true); };
     [&]<std::size_t... I>(std::index_sequence<I...>) { (void)(fits.template operator()<hopper::kDims[I]>() || ...); }

@@ -168,7 +168,7 @@ __device__ __forceinline__ void collect_distances(const TermSums& sums, const Te
 /// run(pass, its first row of the batch) for heads and rows of the batch, as many heads at a time
 /// as a kernel parameter holds: one by one where they add to the same elements of a bias's
 /// gradient.
-template <class Run> void each_alone(const AttentionPass& pass, const TermSums& sums, const Run& run) {
+template <class F> void each_alone(const AttentionPass& pass, const TermSums& sums, const F& run) {
   const PairTensor<void>& bias = sums.to.bias;
   const Index heads = sums.by_pair() && bias.head == 0 ? 1 : kMaxHeads;
   AttentionPass part = pass;

@@ -208,8 +208,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
 }
 /// run(work) for each portion of owners, once the masks that a plan had no room for are made. All
 /// but the largest plans have one portion.
-template <bool kKeys, class Run>
-void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const Run& run, Index group = 1) {
+template <bool kKeys, class F>
+void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const F& run, Index group = 1) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
   for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
@@ -260,7 +260,7 @@ inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks&
 }
 /// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
 /// is.
-template <int D, class Run> void with_extra(const AttentionPass& a, const Run& run) {
+template <int D, class F> void with_extra(const AttentionPass& a, const F& run) {
   if (a.terms || (D > 128 && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
   if constexpr (D <= 128)
     if (a.sizes.dropout != 0) return run.template operator()<Extra::drops>();
@@ -502,9 +502,9 @@ struct Gather {
 
 /// A thread that multiplies: of the 64 rows of its warpgroup (`half` of a tile) it has `row` and
 /// row + 8 of the tile, and of every eight columns two.
-struct Place {
+struct Lane {
   int half, lane, warp, row;
-  __device__ explicit Place(int group) : half(group - 1) {
+  __device__ explicit Lane(int group) : half(group - 1) {
     const int thread = static_cast<int>(threadIdx.x);
     lane = thread % 32, warp = thread / 32 % 4, row = half * 64 + warp * 16 + lane / 4;
   }
@@ -533,7 +533,7 @@ __device__ __forceinline__ void run_block(const Problem& p, const Multiply& mult
     return;
   }
   more_registers<M::kConsumerRegisters>();
-  multiply(Place(group), rings);
+  multiply(Lane(group), rings);
 }
 
 // ---- products ----------------------------------------------------------------------------------
@@ -594,7 +594,7 @@ template <class Statistic, class F> __device__ __forceinline__ void for_scores(c
 
 /// The bits of a lane's 32 scores of a cell, as Visits lays them out. Words of masks are read
 /// early, where their latency is hidden.
-__device__ __forceinline__ std::uint32_t word_of(const Work& w, const Step& step, const Place& at) {
+__device__ __forceinline__ std::uint32_t word_of(const Work& w, const Step& step, const Lane& at) {
   const int cell = step.cell(at.half), thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (cell == Visits::kEmpty) return 0;
   return __ldg(cell >= Visits::kMasks ? w.mask + (cell - Visits::kMasks) * kWarpgroup + thread
@@ -643,7 +643,7 @@ __device__ __forceinline__ std::uint32_t swap_bits(std::uint32_t x, int apart, s
 /// and those of the step begin; kQueries: rows are queries and columns keys.
 template <bool kQueries>
 __device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t head, int own, int row,
-                                                   const Place& at) {
+                                                   const Lane& at) {
   const RandomKey key = now(w.key);
   const auto name = [&](std::span<const std::int32_t> list, int i) {
     return static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));

@@ -199,7 +199,7 @@ template <class E, class M> struct Attend {
   static constexpr bool kDrops = M::kDrops;
   using KeyRing = typename M::StreamedRing;
   const ForwardProblem& p;
-  const Place at;
+  const Lane at;
   Stages<M> from;
   // The stage at hand: where it is, what it is, and the words of its steps that are masked.
   KeyRing k = from.streamed;
@@ -385,7 +385,7 @@ template <class E, class M> struct Attend {
 
 /// O and L of 64 queries.
 template <class E, int D, bool kMerges>
-__device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, const Place& at, const int (&token)[2],
+__device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, const Lane& at, const int (&token)[2],
                                       float (&o)[D / 2], const OnlineSoftmax& softmax, bool writes) {
   float* const lse = p.lse + p.row(x.batch, x.head) * p.length;
 #pragma unroll
@@ -414,7 +414,7 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
 
 template <class E, class M, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
-  run_block<Loader<M>, M>(p, [&](const Place& at, const Stages<M>& rings) {
+  run_block<Loader<M>, M>(p, [&](const Lane& at, const Stages<M>& rings) {
     Attend<E, M> attend{p, at, rings};
     Stages<M>& from = attend.from;
     if (at.half == 1) attend.pass_turn();  // the first warpgroup begins

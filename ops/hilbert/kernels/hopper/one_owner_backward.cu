@@ -111,7 +111,7 @@ template <class M> struct Loader {
 template <class E, class M> struct Multiplier {
   static constexpr int D = M::D;
   const OnePass& p;
-  const Place at;
+  const Lane at;
   Stages<M> from;
   std::uint32_t turn = 0;  // which copy of the partial sums of delta
   std::uint32_t sums = 0;  // where those of dQ of the next steps are
@@ -298,7 +298,7 @@ template <class E, class M> struct Multiplier {
 
 template <class E, class M>
 __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const __grid_constant__ OnePass p) {
-  run_block<Loader<M>, M>(p, [&](const Place& at, const Stages<M>& rings) {
+  run_block<Loader<M>, M>(p, [&](const Lane& at, const Stages<M>& rings) {
     Multiplier<E, M> multiplier{p, at, rings};
     multiplier.run();
   });

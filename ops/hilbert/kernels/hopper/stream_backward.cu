@@ -209,7 +209,7 @@ template <class E, class M, int N> struct Accumulate {
   using OwnedTile = typename M::OwnedTile;
   using StreamedTile = typename M::StreamedTile;
   const Pass& p;
-  const Place& at;  // kSplit: both warpgroups at the same rows
+  const Lane& at;  // kSplit: both warpgroups at the same rows
   const int role;   // kSplit: 0 sums dK, 1 dV
   Stages<M>& from;
   const ByRow &lse, &delta;
@@ -376,7 +376,7 @@ template <class E, class M, int N> struct Accumulate {
 };
 
 /// Those of a lane's two owned rows; -1 beyond them.
-__device__ __forceinline__ void tokens_of(const Pass& p, const Item& x, const Place& at, int (&token)[2]) {
+__device__ __forceinline__ void tokens_of(const Pass& p, const Item& x, const Lane& at, int (&token)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = at.row + 8 * h;
@@ -394,7 +394,7 @@ __device__ __forceinline__ void statistics_of(const Pass& p, const Item& x, cons
 }
 /// The gradients of what is owned; with kSplit one of the two, by role.
 template <class E, class M, bool kAdds, int N>
-__device__ __forceinline__ void store(const Pass& p, const Item& x, const Place& at, int role, const int (&token)[2],
+__device__ __forceinline__ void store(const Pass& p, const Item& x, const Lane& at, int role, const int (&token)[2],
                                       float (&da)[M::D / 2], float (&db)[N], bool finite) {
   constexpr int kChunks = M::D / 8;
 #pragma unroll
@@ -424,7 +424,7 @@ __device__ __forceinline__ void store(const Pass& p, const Item& x, const Place&
 template <class E, class M, bool kAdds>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
   constexpr int D = M::D;
-  run_block<Loader<M>, M>(p, [&](Place at, Stages<M> rings) {
+  run_block<Loader<M>, M>(p, [&](Lane at, Stages<M> rings) {
     const int role = at.half;
     float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
     int shared_head = -1;  // whose shares lie near
