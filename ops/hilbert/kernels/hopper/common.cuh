@@ -40,6 +40,41 @@ struct Operand {
 template <class Void> Operand operand_of(const AnyRows<Void>& x) {
   return {static_cast<const Half*>(x.data), x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
+/// Rows that are read: gathered or, whole tiles of tokens that count up, by the copy engine.
+struct Source : Operand {
+  bool mapped;
+  CUtensorMap map;  // boxes of 64 columns and a tile's rows, of one head
+};
+/// Those of a head.
+struct HeadRows {
+  const Source& of;
+  int batch, head;
+  const Half* base = of.at(batch, head);
+};
+/// As the lists of a pass have them; of the driver's making, or not mapped.
+inline Source source_of(const Input& x, const AttentionPass& a, bool keys, int rows) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const auto status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+    return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(f) : nullptr;
+  }();
+  Source s{operand_of(x)};
+  if (!encode || !(keys ? a.tiling->k_token : a.tiling->q_token).counts_up()) return s;
+  constexpr cuuint64_t kMost = 1 << 30;  // lists and items name no token and batch that is not there
+  const auto wide = [](Index i) { return static_cast<cuuint64_t>(i); };
+  const Index heads = keys ? a.sizes.kv_heads : a.sizes.heads;
+  const cuuint64_t sizes[] = {wide(a.sizes.dim), wide(heads), kMost, kMost};
+  const cuuint64_t strides[] = {wide(2 * x.head), wide(2 * x.token), wide(2 * x.batch)};
+  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(rows), 1}, each[] = {1, 1, 1, 1};
+  s.mapped = encode(&s.map, x.type == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                    4, const_cast<Half*>(s.data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return s;
+}
 
 /// What a block works through: an owner's rows for a head and a batch. Keys are owned for a key
 /// head, and visited by the query heads first .. last - 1 of the launch's list.
@@ -236,7 +271,8 @@ inline Operand rows_of(const PartSums& p, const Work& w) {
 }
 /// What the kernels of one pass backward are told.
 struct OnePass : Work {
-  Operand q, k, v, d_o, dq_rows, dk_rows;
+  Source q, k, v, d_o;
+  Operand dq_rows, dk_rows;
   Half* dq;
   void *dk, *dv;  // of 16 bits, those of parts f32
   const float *lse, *delta;
@@ -249,9 +285,11 @@ struct OnePass : Work {
     *any = 1;
   }
 };
-inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks& marks) {
+/// queries: rows of a tile of them.
+inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks& marks, int queries) {
   OnePass p{work};
-  p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
+  p.q = source_of(b.q, b, false, queries), p.d_o = source_of(b.d_o, b, false, queries);
+  p.k = source_of(b.k, b, true, kTile), p.v = source_of(b.v, b, true, kTile);
   p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk);
   p.dq = static_cast<Half*>(b.dq.data), p.dk = b.dk.data, p.dv = b.dv.data;
   p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
@@ -343,6 +381,18 @@ template <int D, int kRows_> struct Tile {
   static constexpr std::uint32_t kPanel = kRows * kPanelRow, kBytes = kPanels * kPanel;
 };
 
+/// A tile of a head's rows from token `first` on, by one thread and the copy engine. What lies
+/// beyond the columns is zero.
+template <class Tile>
+__device__ __forceinline__ void load_boxes(std::uint32_t tile, const Source& from, int batch, int head, int first,
+                                           std::uint32_t barrier) {
+  barrier_expect_more(barrier, Tile::kBytes);
+#pragma unroll
+  for (int panel = 0; panel < Tile::kPanels; ++panel)
+    box_load(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel, from.map, 64 * panel, head, first, batch,
+             barrier);
+}
+
 /// A ring of stages, each with a barrier for "full" and one for "empty", and where one role stands
 /// in it: a stage, and the parity of its phase. The producer waits for "empty", which passes
 /// directly in the first round; the consumer waits for "full".
@@ -402,6 +452,12 @@ template <class M> struct Rings {
         owned(base + M::owned, base + M::barriers, loads),
         streamed(base + M::streamed, owned.barriers + M::OwnedRing::kBarriers, loads),
         items{base + M::items} {}
+  /// The steps of a stage; L and Delta of streamed queries.
+  __device__ std::uint32_t steps(const typename M::StreamedRing& stage) const {
+    return stage.row(base + M::steps, M::kStepBytes);
+  }
+  __device__ std::uint32_t lse() const { return streamed.row(base + M::lse, M::kRowBytes); }
+  __device__ std::uint32_t delta() const { return streamed.row(base + M::delta, M::kRowBytes); }
   /// With terms: the table of an item's head, and what they see of a stage's rows.
   __device__ std::uint32_t table() const { return owned.row(base + M::tables, M::kTable); }
   __device__ std::uint32_t sites(const typename M::StreamedRing& stage) const {
@@ -442,9 +498,9 @@ struct Gather {
   // lanes that copy that row.
   int lane = static_cast<int>(threadIdx.x) % kWarp,
       mine = 16 * (lane / 4) + 4 * (static_cast<int>(threadIdx.x) / kWarp) + lane % 4;
-  /// This thread's of `rows` rows from `first` on: the token of row `mine`, -1 beyond them.
-  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, int first, int rows) const {
-    return mine < rows ? __ldg(list.data() + first + mine) : -1;
+  /// This thread's of a step's rows, or of more: the token of row `mine`, -1 beyond them.
+  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& rows) const {
+    return mine < rows.rows ? __ldg(list.data() + rows.row + mine) : -1;
   }
   /// Where row `mine` of a tile of two steps of 64 rows stands in its list, -1 beyond them.
   __device__ __forceinline__ int row_of(const Step& a, const Step& b) const {
@@ -452,21 +508,21 @@ struct Gather {
     const int i = mine % kCell;
     return i < (second ? b.rows : a.rows) ? (second ? b.row : a.row) + i : -1;
   }
-  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& a) const {
-    return fetch(list, a.row, min(a.rows, kCell));
-  }
   /// The tokens of rows row + 16 i of a tile, from what each thread holds.
   template <int kRows> __device__ __forceinline__ void hand_out(int held, int (&token)[kRows]) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) token[i] = __shfl_sync(~0u, held, 4 * i + lane / 8);
   }
-  /// Those rows, from an Operand's `base` at a batch and head. `whole`: all rows and columns are
-  /// there.
+  /// Those rows, to a stage whose barrier is `full`; whole: all rows of the tile are there.
   template <class Tile, int kRows>
-  __device__ __forceinline__ void copy(std::uint32_t tile, const int (&token)[kRows], const Half* base, int stride,
-                                       bool whole) const {
-    const Half* const mine = base + chunk * 8;
-    const auto bytes = static_cast<std::uint32_t>(stride) * 2;
+  __device__ __forceinline__ void copy(std::uint32_t tile, const int (&token)[kRows], const HeadRows& x, bool whole,
+                                       std::uint32_t full) const {
+    if (whole && x.of.mapped) {
+      if (threadIdx.x == 0) load_boxes<Tile>(tile, x.of, x.batch, x.head, token[0], full);
+      return;
+    }
+    const Half* const mine = x.base + chunk * 8;
+    const auto bytes = static_cast<std::uint32_t>(x.of.token) * 2;
     const auto copy_row = [&](int i, const Half* line, auto&& there) {
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel)
@@ -474,7 +530,7 @@ struct Gather {
                     static_cast<std::uint32_t>(i) * 16 * kPanelRow,
                 line + panel * 64, there(panel));
     };
-    if (whole) {
+    if (whole && chunks == 2 * Tile::kSteps) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
         copy_row(i,
@@ -486,17 +542,17 @@ struct Gather {
     } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        copy_row(i, mine + static_cast<std::int64_t>(max(token[i], 0)) * stride,
+        copy_row(i, mine + static_cast<std::int64_t>(max(token[i], 0)) * x.of.token,
                  [&](int panel) { return token[i] >= 0 && panel * 8 + chunk < chunks; });
     }
   }
   /// The same from what each thread holds, once.
-  template <class Tile, int kRows>
-  __device__ __forceinline__ void copy_held(std::uint32_t tile, int held, const Half* base, int stride,
-                                            bool whole = false) const {
-    int token[kRows];
+  template <class Tile>
+  __device__ __forceinline__ void copy_held(std::uint32_t tile, int held, const HeadRows& x, bool whole = false,
+                                            std::uint32_t full = 0) const {
+    int token[Tile::kRows / 16];
     hand_out(held, token);
-    copy<Tile>(tile, token, base, stride, whole);
+    copy<Tile>(tile, token, x, whole, full);
   }
 };
 

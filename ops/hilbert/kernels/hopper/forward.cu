@@ -5,11 +5,12 @@
 //
 // One block a multiprocessor works through owners. Warpgroup 0 loads: a ring of Q, K and V tiles,
 // each row gathered through the list of tokens, 16 bytes a lane and eight lanes a row, so that
-// lines stay whole. Warpgroups 1 and 2 own 64 queries each: S by wgmma from shared memory, masked
-// by the bits of its cells where those are not full, the softmax in registers, and P, which is
-// already laid out as an operand, times V. The next S is multiplied while the softmax of this one
-// runs, and at head dim 64 the two warpgroups take turns at the exponentials. The tokens of a group
-// need no order inside it, and no permuted copy of anything exists.
+// lines stay whole; whole tiles whose tokens count up, by the copy engine. Warpgroups 1 and 2 own
+// 64 queries each: S by wgmma from shared memory, masked by the bits of its cells where those are
+// not full, the softmax in registers, and P, which is already laid out as an operand, times V. The
+// next S is multiplied while the softmax of this one runs, and at head dim 64 the two warpgroups
+// take turns at the exponentials. The tokens of a group need no order inside it, and no permuted
+// copy of anything exists.
 //
 // A stage has one or two steps of 64 keys: two keep the tensor cores busier, one leaves out more.
 //
@@ -26,7 +27,8 @@ using namespace kernels::hopper;
 constexpr int kSoftmaxBarrier = 2;  // and 3: of the second warpgroup
 
 struct ForwardProblem : Work {
-  Operand q, k, v, o;
+  Source q, k, v;
+  Operand o;
   void* out;   // of 16 bits, or f32 where `wide`
   float* lse;  // [B, H, L]
   // With kMerges: whether out is f32, what there is to merge with, or null; L alone is read where
@@ -58,19 +60,11 @@ template <int D_, int kKeys, Extra kExtra_> struct Layout {
                                  turns = tables + OwnedRing::kStages * kTable, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + 2 * StreamedRing::kBarriers;
 };
-template <class M> struct Stages : Rings<M> {
-  using Rings<M>::Rings;
-  /// The steps of a stage of K.
-  __device__ std::uint32_t steps(const typename M::StreamedRing& stage) const {
-    return stage.row(this->base + M::steps, M::kStepBytes);
-  }
-};
-
 // ---- loads
 
 template <class M> struct Loader {
   const ForwardProblem& p;
-  Stages<M> to;
+  Rings<M> to;
   const Gather gather;
   Walk walk;
   int query = -1, key = -1;     // tokens of this thread, for what is loaded next
@@ -88,18 +82,14 @@ template <class M> struct Loader {
       visit = walk.next;
       return;
     }
-    const Step first = walk.take();
-    if constexpr (M::kSteps == 1) {
-      key_row = gather.row_of(first, {}), visit = first.from;
-    } else {
-      const Step second = walk.take();
-      key_row = gather.row_of(first, second), visit = threadIdx.x % 2 == 0 ? first.from : second.from;
-    }
+    const Step first = walk.take(), second = M::kSteps == 2 ? walk.take() : Step{};
+    key_row = gather.row_of(first, second);
+    visit = M::kSteps == 1 || threadIdx.x % 2 == 0 ? first.from : second.from;
     key = key_row >= 0 ? __ldg(p.lists.k_token.data() + key_row) : -1;
   }
   __device__ __forceinline__ void begin(const Item& x) {
     walk = Walk(p, x);
-    query = gather.fetch(p.lists.q_token, x.row, x.rows);
+    query = gather.fetch(p.lists.q_token, {x.row, x.rows});
     fetch_stage();
   }
   __device__ __forceinline__ Item item(int i) const { return p.item(i); }
@@ -109,25 +99,25 @@ template <class M> struct Loader {
     to.owned.wait_empty();
     to.items.write(next);
     if (x.steps > 0)
-      gather.copy_held<typename M::Queries, 8>(to.owned.tile(), query, p.q.at(x.batch, x.head), p.q.token,
-                                               x.rows == kTile && p.chunks == M::D / 8);
+      gather.copy_held<typename M::Queries>(to.owned.tile(), query, {p.q, x.batch, x.head}, x.rows == kTile,
+                                            to.owned.full());
     if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table(), true);
     announce(to.owned.full());
     to.owned.next();
     int kv_head, rest;
     p.heads_each.split(x.head, kv_head, rest);
-    const Half *const k = p.k.at(x.batch, kv_head), *const v = p.v.at(x.batch, kv_head);
+    const HeadRows k{p.k, x.batch, kv_head}, v{p.v, x.batch, kv_head};
     for (int step = 0; step < x.steps; step += M::kSteps) {
       const int held = key, its_row = key_row;
       const int4* const its_visit = visit;
-      const bool its_whole = whole && p.chunks == M::D / 8;
+      const bool its_whole = whole;
       const int its_full = full;
       visit = nullptr;
       if (walk.left > 0) fetch_stage();
       to.streamed.wait_empty();
       int token[4 * M::kSteps];
       gather.hand_out(held, token);
-      gather.copy<Keys>(to.streamed.tile(), token, k, p.k.token, its_whole);
+      gather.copy<Keys>(to.streamed.tile(), token, k, its_whole, to.streamed.full());
       if (threadIdx.x < 2 * M::kSteps)
         copy_step(to.steps(to.streamed) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
       if (threadIdx.x == 0) store_shared(to.steps(to.streamed) + M::kFull, its_full);
@@ -137,7 +127,7 @@ template <class M> struct Loader {
       announce(to.streamed.full());
       const auto values = to.streamed.behind();
       values.wait_empty();
-      gather.copy<Keys>(values.tile(), token, v, p.v.token, its_whole);
+      gather.copy<Keys>(values.tile(), token, v, its_whole, values.full());
       announce(values.full());
       to.streamed.next();
     }
@@ -200,7 +190,7 @@ template <class E, class M> struct Attend {
   using KeyRing = typename M::StreamedRing;
   const ForwardProblem& p;
   const Lane at;
-  Stages<M> from;
+  Rings<M> from;
   // The stage at hand: where it is, what it is, and the words of its steps that are masked.
   KeyRing k = from.streamed;
   enum class Pairs { none, some, all } pairs;
@@ -230,7 +220,16 @@ template <class E, class M> struct Attend {
     from.streamed.next();
     k.wait_full();
   }
-  /// And looks at it. What it has was read with the one before, if that was looked at.
+  /// The next of a run of full stages: of one visit.
+  __device__ __forceinline__ void go_on() {
+    take();
+    if constexpr (kDrops) {
+      step_row.row += M::Keys::kRows;
+#pragma unroll
+      for (int& its : row) its += M::Keys::kRows;
+    }
+  }
+  /// And looks at a stage. What it has was read with the one before, if that was looked at.
   __device__ __forceinline__ void look(bool is_first) {
     const std::uint32_t steps = from.steps(k);
     bool any = false, all = true;
@@ -245,7 +244,7 @@ template <class E, class M> struct Attend {
       if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
-    full = all && !kDrops ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
+    full = all ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
     if (pairs != Pairs::some) return;
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
@@ -373,7 +372,7 @@ template <class E, class M> struct Attend {
       }
 #pragma unroll 1
       for (; full > 0; --full) {
-        if (done) take();
+        if (done) go_on();
         weigh<true, false>(v, s, a, o, softmax, first);
         v = k.behind(), first = false, done = true;
       }
@@ -414,9 +413,9 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
 
 template <class E, class M, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
-  run_block<Loader<M>, M>(p, [&](const Lane& at, const Stages<M>& rings) {
+  run_block<Loader<M>, M>(p, [&](const Lane& at, const Rings<M>& rings) {
     Attend<E, M> attend{p, at, rings};
-    Stages<M>& from = attend.from;
+    Rings<M>& from = attend.from;
     if (at.half == 1) attend.pass_turn();  // the first warpgroup begins
     for (bool more = true; more;) {
       float o[M::D / 2];
@@ -461,7 +460,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
   for_portions<false>(where, f, marks, true, [&](const Work& work) {
     ForwardProblem p{work};
-    p.q = operand_of(f.q), p.k = operand_of(f.k), p.v = operand_of(f.v), p.o = operand_of(f.o);
+    p.o = operand_of(f.o);
     p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh, p.wide = f.o.type == DType::f32;
     p.before = static_cast<const float*>(f.before.data), p.before_rows = operand_of(f.before);
     PartSums parts;
@@ -475,6 +474,8 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     }
     p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
+      p.q = source_of(f.q, f, false, kTile);
+      p.k = source_of(f.k, f, true, M::Keys::kRows), p.v = source_of(f.v, f, true, M::Keys::kRows);
       const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0);
     };

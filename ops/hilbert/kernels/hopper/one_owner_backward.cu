@@ -45,29 +45,23 @@ template <int D_, bool kAlone_> struct Layout {
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
 };
-template <class M> struct Stages : Rings<M> {
-  using Rings<M>::Rings;
-  __device__ std::uint32_t lse() const { return this->streamed.row(this->base + M::lse, M::kRowBytes); }
-  __device__ std::uint32_t delta() const { return this->streamed.row(this->base + M::delta, M::kRowBytes); }
-};
-
 // ---- loads
 
 template <class M> struct Loader {
   const OnePass& p;
-  Stages<M> to;
+  Rings<M> to;
   const Gather gather;
   Walk walk;
   int key = -1, query = -1;  // tokens of this thread, for what is loaded next
 
-  __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, x.row, x.rows); }
+  __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, {x.row, x.rows}); }
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
   /// Q and dO, and L and Delta.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
     to.streamed.wait_empty();
-    gather.copy_held<Queries, 4>(to.streamed.tile(), query, p.q.at(x.batch, head), p.q.token);
-    gather.copy_held<Queries, 4>(to.streamed.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
+    gather.copy_held<Queries>(to.streamed.tile(), query, {p.q, x.batch, head});
+    gather.copy_held<Queries>(to.streamed.tile() + Queries::kBytes, query, {p.d_o, x.batch, head});
     if (gather.mine < kCell) {
       const std::int64_t from = p.row(x.batch, head) * p.length + max(query, 0);
       const std::uint32_t at = static_cast<std::uint32_t>(gather.mine) * 4;
@@ -89,8 +83,8 @@ template <class M> struct Loader {
     to.owned.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
-      gather.copy_held<Keys, 8>(to.owned.tile(), key, p.k.at(x.batch, x.head), p.k.token);
-      gather.copy_held<Keys, 8>(to.owned.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+      gather.copy_held<Keys>(to.owned.tile(), key, {p.k, x.batch, x.head});
+      gather.copy_held<Keys>(to.owned.tile() + Keys::kBytes, key, {p.v, x.batch, x.head});
     }
     announce(to.owned.full());
     to.owned.next();
@@ -112,7 +106,7 @@ template <class E, class M> struct Multiplier {
   static constexpr int D = M::D;
   const OnePass& p;
   const Lane at;
-  Stages<M> from;
+  Rings<M> from;
   std::uint32_t turn = 0;  // which copy of the partial sums of delta
   std::uint32_t sums = 0;  // where those of dQ of the next steps are
 
@@ -298,7 +292,7 @@ template <class E, class M> struct Multiplier {
 
 template <class E, class M>
 __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const __grid_constant__ OnePass p) {
-  run_block<Loader<M>, M>(p, [&](const Lane& at, const Stages<M>& rings) {
+  run_block<Loader<M>, M>(p, [&](const Lane& at, const Rings<M>& rings) {
     Multiplier<E, M> multiplier{p, at, rings};
     multiplier.run();
   });
@@ -309,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   const auto run = [&]<class M>(Index group) {
     const auto with = [&](const Work& work) {
-      OnePass p = one_pass_of(work, b, marks);
+      OnePass p = one_pass_of(work, b, marks, kCell);
       PartSums parts;
       if (p.part_rows != 0) {
         parts = part_sums(work, b, marks.sums, b.sizes.kv_heads, b.dk, b.dv);

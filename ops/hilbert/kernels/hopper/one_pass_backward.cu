@@ -24,21 +24,21 @@ namespace hilt::kernels {
 namespace {
 
 using namespace kernels::hopper;
+using Meeting = Schedule::Meeting;
+static_assert(kHeads <= 256 && Schedule::kRankShift >= 6);
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 constexpr int kMultipliers = kMultiplying / kWarp;  // warps
 
 struct AddedUp : OnePass {
-  const int4* meeting;   // two words each
+  const Meeting* meeting;
   float* sums;           // of dQ, [batch, heads, tiles] of kSumBytes
   std::uint32_t* added;  // [batch, heads, tiles]: how many parts of a sum are there; zero before
   int tiles;
   Dispatch order;
   const float* slopes;  // with kDistances, of each head
   int apart;            // by so much the first query's token is larger than the first key's
-  bool mapped;          // so are these:
-  CUtensorMap map[4];   // of Q, dO, K and V
 };
 
 /// Places that are filled and emptied one after the other: two barriers each, of which uses count
@@ -69,21 +69,6 @@ template <int N> struct Places {
     if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
   }
 };
-
-/// What a block meets, from who takes items to all others.
-struct alignas(16) Meeting {
-  int row, rows;           // queries
-  std::uint32_t turn;      // see Schedule, and here:
-  int sum;                 // which one of all
-  std::uint32_t cells[2];  // of each step, for each half of the owner's keys
-  int place;               // batch and head
-  int item;
-  static constexpr std::uint32_t kFirst = 8, kEnd = 16;  // of an item
-  static constexpr std::uint32_t kStop = 32;             // there is none
-  __device__ int batch() const { return place >> 8; }
-  __device__ int head() const { return place & 0xff; }
-};
-static_assert(kHeads <= 256 && Schedule::kRankShift >= 6);
 
 /// kDistances: a slope times the distance of tokens is taken from scores. Tokens count up on both
 /// sides, so that none need be read.
@@ -167,23 +152,13 @@ template <class M, bool kLeads> struct Loader {
   unsigned tiles = 0, keys = 0;  // so far
 
   /// Rows through the list of tokens, eight lanes a row; of every 32 rows a lane fetches a token.
-  /// Or, where tokens follow each other, by the copy engine.
+  /// Or by the copy engine.
   template <class T, int N>
-  __device__ __forceinline__ void gather(std::uint32_t tile, const int (&token)[N], const Operand& from, int map,
-                                         int batch, int head, std::uint32_t barrier) const {
+  __device__ __forceinline__ void gather(std::uint32_t tile, const int (&token)[N], const Source& from, int batch,
+                                         int head, bool whole, std::uint32_t barrier) const {
     static_assert(T::kRows == 32 * N);
-    const int first = __shfl_sync(~0u, token[0], 0);
-    bool follow = p.mapped && first >= 0;
-#pragma unroll
-    for (int j = 0; j < N; ++j) follow = follow && token[j] == first + 32 * j + lane;
-    if (__all_sync(~0u, follow)) {
-      if (lane == 0) {
-        barrier_expect_more(barrier, T::kBytes);
-#pragma unroll
-        for (int panel = 0; panel < T::kPanels; ++panel)
-          box_load(tile + static_cast<std::uint32_t>(panel) * T::kPanel, p.map[map], 64 * panel, head, first, batch,
-                   barrier);
-      }
+    if (whole && from.mapped) {
+      if (lane == 0) load_boxes<T>(tile, from, batch, head, token[0], barrier);
       close_copies();
       return;
     }
@@ -232,8 +207,8 @@ template <class M, bool kLeads> struct Loader {
     for (int j = 0; j < M::kQueries / 32; ++j)
       copy_4((kLeads ? room.lse(tiles) : room.delta(tiles)) + static_cast<std::uint32_t>(32 * j + lane) * 4,
              (kLeads ? p.lse : p.delta) + row + max(token[j], 0), token[j] >= 0);
-    gather<typename M::Queries>(kLeads ? room.q(tiles) : room.d_o(tiles), token, kLeads ? p.q : p.d_o, !kLeads,
-                                x.batch(), x.head(), place.full(tiles));
+    gather<typename M::Queries>(kLeads ? room.q(tiles) : room.d_o(tiles), token, kLeads ? p.q : p.d_o, x.batch(),
+                                x.head(), x.rows == M::kQueries, place.full(tiles));
     if (x.turn & Meeting::kFirst) load_keys(item_of(p, x.item), place);
     else landed<0>(place, tiles);
     ++tiles;
@@ -243,8 +218,8 @@ template <class M, bool kLeads> struct Loader {
     fetch(token, p.lists.k_token, x.row, x.rows);
     const auto& place = kLeads ? room.key : room.value;
     place.wait_empty(keys);
-    gather<typename M::Keys>(room.base + (kLeads ? M::keys : M::values), token, kLeads ? p.k : p.v, 2 + !kLeads,
-                             x.batch, x.head, place.full(keys));
+    gather<typename M::Keys>(room.base + (kLeads ? M::keys : M::values), token, kLeads ? p.k : p.v, x.batch, x.head,
+                             x.rows == kTile, place.full(keys));
     landed<1>(before, tiles);
     landed<0>(place, keys++);
   }
@@ -261,16 +236,10 @@ template <class M, bool kLeads> struct Loader {
     for (int i = its.first_head; i < its.last_head; ++i)
 #pragma unroll 1
       for (int n = 0; n < its.steps; ++n) {
-        const int4 *const from = p.meeting + 2 * (its.visit + n), a = __ldg(from), b = __ldg(from + 1);
+        Meeting x = p.meeting[its.visit + n];
         const int head = p.query_head[i];
-        const std::uint32_t end = n + 1 == its.steps && i + 1 == its.last_head ? Meeting::kEnd : 0;
-        const Meeting x{a.x,
-                        a.y,
-                        static_cast<std::uint32_t>(a.z) | first | end,
-                        static_cast<int>(p.row(its.batch, head)) * p.tiles + a.w,
-                        {static_cast<std::uint32_t>(b.x), static_cast<std::uint32_t>(b.y)},
-                        its.batch << 8 | head,
-                        item};
+        x.turn |= first | (n + 1 == its.steps && i + 1 == its.last_head ? Meeting::kEnd : 0);
+        x.tile += static_cast<int>(p.row(its.batch, head)) * p.tiles, x.place = its.batch << 8 | head, x.item = item;
         tell(tiles, x);
         load(x);
         first = 0;
@@ -318,8 +287,8 @@ template <class M> struct Adder {
   __device__ __forceinline__ void run(unsigned use) const {
     for (Meeting x = offer(use); !(x.turn & Meeting::kStop); use += 2) {
       const std::uint32_t rank = x.turn >> Schedule::kRankShift, part = room.dq(use);
-      std::uint8_t* const sum = reinterpret_cast<std::uint8_t*>(p.sums) + static_cast<std::int64_t>(x.sum) * kSumBytes;
-      std::uint32_t* const added = p.added + x.sum;
+      std::uint8_t* const sum = reinterpret_cast<std::uint8_t*>(p.sums) + static_cast<std::int64_t>(x.tile) * kSumBytes;
+      std::uint32_t* const added = p.added + x.tile;
       if (rank > 0) {  // asked before the part is there
         while (load_acquire(added) != rank) {}
         fence_for_bulk();
@@ -654,50 +623,23 @@ __global__ void __launch_bounds__(kThreads, 1) one_pass_backward_kernel(const __
   multiplier.run();
 }
 
-/// Boxes of 64 columns and so many rows of one head; false where the driver makes no such map.
-bool make_map(CUtensorMap& map, const Operand& x, DType type, const AttentionSizes& s, Index heads, int rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    const auto status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
-    return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(f) : nullptr;
-  }();
-  if (!encode) return false;
-  constexpr cuuint64_t kTokens = 1 << 30;  // lists name none that is not there
-  const auto wide = [](Index i) { return static_cast<cuuint64_t>(i); };
-  const cuuint64_t sizes[] = {wide(s.dim), wide(heads), kTokens, wide(s.batch)};
-  const cuuint64_t strides[] = {wide(2 * x.head), wide(2 * x.token), wide(2 * x.batch)};
-  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(rows), 1}, each[] = {1, 1, 1, 1};
-  return encode(&map, type == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-                const_cast<Half*>(x.data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 }  // namespace
 
 template <class E, int D>
 void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& marks, const PartialSums& sums) {
   const auto run = [&]<class M>() {
-    AddedUp p{one_pass_of(work_of<true>(where, b, marks, 0), b, marks)};
+    AddedUp p{one_pass_of(work_of<true>(where, b, marks, 0), b, marks, M::kQueries)};
     const ScheduleView& schedule = schedule_on_device(*b.tiling, where, M::kQueries);
     p.side.owner = schedule.owner;
     p.order = Dispatch(b.sizes.batch * p.slots.d, std::ssize(schedule.owner),
                        std::ssize(schedule.meeting) * (b.sizes.heads / b.sizes.kv_heads),
                        properties(where.device).multiprocessors);
-    p.meeting = reinterpret_cast<const int4*>(schedule.meeting.data());
+    p.meeting = schedule.meeting.data();
     p.tiles = static_cast<int>(schedule.tiles), p.sums = sums.of_queries, p.added = sums.added, p.taken = sums.taken;
     if constexpr (M::kDistances) {
       p.slopes = static_cast<const float*>(b.terms->slopes);
       p.apart = b.tiling->q_names()[0] - b.tiling->k_names()[0];
     }
-    const auto map = [&](int i, const Operand& x, Index heads, int rows) {
-      return make_map(p.map[i], x, b.q.type, b.sizes, heads, rows);
-    };
-    p.mapped = map(0, p.q, b.sizes.heads, M::kQueries) && map(1, p.d_o, b.sizes.heads, M::kQueries) &&
-               map(2, p.k, b.sizes.kv_heads, kTile) && map(3, p.v, b.sizes.kv_heads, kTile);
     start(where, one_pass_backward_kernel<E, M>, M::size, p);
   };
   if constexpr (D <= 128)

@@ -26,7 +26,7 @@ using namespace kernels::hopper;
 
 /// Two operands whose rows belong together: (K, V) or (Q, dO), and the list of their tokens.
 struct Operands {
-  Operand a, b;
+  Source a, b;
   std::span<const std::int32_t> token;
 };
 
@@ -85,9 +85,10 @@ template <class M> struct Stages : Rings<M> {
     if constexpr (M::kTiles == 1) second().wait_full();
   }
   __device__ std::uint32_t statistic() const { return streamed.row(base + M::statistic, M::kTiles * M::kRowBytes); }
-  __device__ std::uint32_t step() const { return streamed.row(base + M::steps, M::kStepBytes); }
   /// What is known of this step, or 1: of the next one, early.
-  __device__ std::uint32_t known(std::uint32_t next) const { return load_shared<std::uint32_t>(step() + 8 + 4 * next); }
+  __device__ std::uint32_t known(std::uint32_t next) const {
+    return load_shared<std::uint32_t>(this->steps(streamed) + 8 + 4 * next);
+  }
 };
 
 /// The cells of a step, or kRun and how many steps from it on are full.
@@ -122,14 +123,14 @@ template <class M> struct Loader {
   bool whole = false;             // every row of it is there
 
   __device__ __forceinline__ void fetch_step() {
-    const int full = M::kTiles == 2 && !M::kDrops ? walk.full(1) : 0;
+    const int full = M::kTiles == 2 && !M::kTerms ? walk.full(1) : 0;
     const Step step = walk.take();
     known = full > 1 ? kRun | static_cast<std::uint32_t>(full) : step.cells;
     streamed = gather.fetch(p.stream.token, step), row = step.row, mask = step.mask;
-    whole = step.rows == kCell && p.chunks == M::D / 8;
+    whole = step.rows == kCell;
   }
   __device__ __forceinline__ void begin(const Item& x) {
-    owned = gather.fetch(p.own.token, x.row + x.part * kCell, x.rows - x.part * kCell);
+    owned = gather.fetch(p.own.token, {x.row + x.part * kCell, x.rows - x.part * kCell});
     walk = Walk(p, x);
     fetch_step();
   }
@@ -145,12 +146,10 @@ template <class M> struct Loader {
     to.owned.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
-      constexpr int kEach = M::kOwned / 16;
-      const std::uint32_t tile = to.owned.tile();
-      const bool all = x.rows - x.part * kCell >= M::kOwned && p.chunks == M::D / 8;
-      gather.copy_held<OwnedTile, kEach>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token, all);
-      gather.copy_held<OwnedTile, kEach>(tile + OwnedTile::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token,
-                                         all);
+      const std::uint32_t tile = to.owned.tile(), full = to.owned.full();
+      const bool all = x.rows - x.part * kCell >= M::kOwned;
+      gather.copy_held<OwnedTile>(tile, owned, {p.own.a, x.batch, x.head}, all, full);
+      gather.copy_held<OwnedTile>(tile + OwnedTile::kBytes, owned, {p.own.b, x.batch, x.head}, all, full);
     }
     if constexpr (M::kTerms)  // of keys, the first head's
       copy_table(p.terms, M::kKeys ? p.query_head[x.first_head] : x.head, to.table(), !M::kKeys);
@@ -161,7 +160,7 @@ template <class M> struct Loader {
   __device__ __forceinline__ void load_stream(const Item& x) {
     for_heads<M::kKeys>(p, x, [&](int head, bool last) {
       const std::int64_t statistics = p.row(x.batch, head) * p.length;
-      const Half *const a = p.stream.a.at(x.batch, head), *const b = p.stream.b.at(x.batch, head);
+      const HeadRows a{p.stream.a, x.batch, head}, b{p.stream.b, x.batch, head};
       for (int i = 0; i < x.steps; ++i) {
         const int held = streamed;
         const bool its_whole = whole;
@@ -170,28 +169,28 @@ template <class M> struct Loader {
         else if (!last) walk = Walk(p, x), fetch_step();
         int token[4];
         gather.hand_out(held, token);
-        const auto copy_tile = [&](int second, const Half* base, int stride, const float* statistic) {
+        const auto copy_tile = [&](int second, const HeadRows& from, const float* statistic) {
           const auto place = static_cast<std::uint32_t>(M::kTiles == 2 ? second : 0);
-          gather.copy<typename M::StreamedTile>(to.streamed.tile() + place * M::StreamedTile::kBytes, token, base,
-                                                stride, its_whole);
+          gather.copy<typename M::StreamedTile>(to.streamed.tile() + place * M::StreamedTile::kBytes, token, from,
+                                                its_whole, to.streamed.full());
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + place * M::kRowBytes + static_cast<std::uint32_t>(gather.mine) * 4,
                    statistic + statistics + max(held, 0), held >= 0);
         };
         to.streamed.wait_empty();
         its.w = static_cast<int>(known);
-        if (threadIdx.x == 0) store_shared(to.step(), its);
+        if (threadIdx.x == 0) store_shared(to.steps(to.streamed), its);
         if constexpr (M::kTerms)
           if (gather.mine < kCell)
             copy_site<kCell>(p.terms, to.sites(to.streamed), gather.mine, its.x + (held >= 0 ? gather.mine : 0),
                              held >= 0);
-        copy_tile(0, a, p.stream.a.token, p.lse);
+        copy_tile(0, a, p.lse);
         if constexpr (M::kTiles == 1) {
           announce(to.streamed.full());
           to.streamed.next();
           to.streamed.wait_empty();
         }
-        copy_tile(1, b, p.stream.b.token, p.delta);
+        copy_tile(1, b, p.delta);
         announce(to.streamed.full());
         to.streamed.next();
       }
@@ -210,7 +209,7 @@ template <class E, class M, int N> struct Accumulate {
   using StreamedTile = typename M::StreamedTile;
   const Pass& p;
   const Lane& at;  // kSplit: both warpgroups at the same rows
-  const int role;   // kSplit: 0 sums dK, 1 dV
+  const int role;  // kSplit: 0 sums dK, 1 dV
   Stages<M>& from;
   const ByRow &lse, &delta;
   float (&da)[D / 2];
@@ -316,7 +315,7 @@ template <class E, class M, int N> struct Accumulate {
     std::uint32_t word = ~0u;
     if (kMasked && step.cell(at.half) != Visits::kFull) word = word_of(p, step, at);
 #pragma unroll 1
-    for (;;) {
+    for (int row = step.row;; row += kCell) {
       float s[32], t[32];
       const auto here = from.streamed, there = from.second();
       const std::uint32_t a = here.tile(), b = M::kTiles == 2 ? a + StreamedTile::kBytes : there.tile(),
@@ -335,7 +334,7 @@ template <class E, class M, int N> struct Accumulate {
       if constexpr (!kLate) multiply_second();
       std::uint32_t survive = ~0u;
       if constexpr (kDrops)
-        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, stream_of(x, head), own_row, step.row, at);
+        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, stream_of(x, head), own_row, row, at);
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
       std::uint32_t slope[16];
@@ -367,7 +366,7 @@ template <class E, class M, int N> struct Accumulate {
       if constexpr (kBoth && M::kTiles == 1) there.release();
       here.release();
       from.streamed.next();
-      if (kMasked || kDrops || M::kTiles == 1 || --n == 0) return;
+      if (kMasked || kTerms || M::kTiles == 1 || --n == 0) return;
       first = false;
       from.wait_for_step();
       ahead = from.known(1);
@@ -464,13 +463,13 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
           const std::uint32_t cells = runs ? Step::kAllFull : known;
           Step step{0, 0, cells};
           if (M::kDrops || step.cell(at.half) == Visits::kCompare) {
-            const auto its = load_shared<int4>(rings.step());
+            const auto its = load_shared<int4>(rings.steps(rings.streamed));
             step.row = its.x, step.mask = its.y;
             if constexpr (M::kTerms) step_row[0] = its.x;
           }
           if constexpr (M::kDrops) {
             if (in_head == 0) in_head = x.steps, head = M::kKeys ? p.query_head[slot++] : x.head;
-            --in_head;
+            in_head -= n;
           }
           const int cell = step.cell(at.half);
           if (cell == Visits::kEmpty) accumulate.skip();
@@ -522,8 +521,11 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
     if (!to_a.data) return;
     part.tiling = &walked(b, M::kKeys);
     const TilingView& view = on_device(*part.tiling, where);
-    const Operands keys{operand_of(b.k), operand_of(b.v), view.k_token};
-    const Operands queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
+    const auto source = [&](const Input& x, bool of_keys) {
+      return source_of(x, part, of_keys, of_keys == M::kKeys ? M::kOwned : kCell);
+    };
+    const Operands keys{source(b.k, true), source(b.v, true), view.k_token};
+    const Operands queries{source(b.q, false), source(b.d_o, false), view.q_token};
     const std::span<const std::int32_t> known = M::kKeys ? view.k_known : view.q_known;
     // Rows' sums of terms' gradients are an owner's alone.
     for_portions<M::kKeys>(where, part, marks, !b.d_terms, [&](const Work& work) {

@@ -380,7 +380,7 @@ std::vector<RowsMet> rows_met(OwnerWalk& cells, bool keys_own, Index& n) {
 using ShortLists = std::unique_ptr<const Tiling>;
 ShortLists short_lists(const Tiling& t, bool keys_own) {
   const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
-  // OwnerWalk that are nearly half full have no fifth to save.
+  // Cells that are nearly half full have no fifth to save.
   if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
   OwnerWalk cells(t, true);
   Index before = 0, after = 0;  // cells
@@ -408,7 +408,7 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
   auto made =
       std::make_unique<const Tiling>(keys_own ? with_lists(t, &list, nullptr, tiles.transposed(list.tiles.size()))
                                               : with_lists(t, nullptr, &list, std::move(tiles)));
-  // OwnerWalk have numbers for so many masks.
+  // Cells have numbers for so many masks.
   constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
   const Visits& lists = made->memo.get<Visits>({}, [&] { return visits_of(*made, kMaskBytes); });
   // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles
