@@ -18,8 +18,8 @@ struct Schedule {
     std::uint32_t turn;  // rank and flags
     std::int32_t tile;
     std::array<std::array<std::uint16_t, 2>, 2> cell{};  // of each step, for each half of the owner's keys
-    // In a kernel, where `tile` is one of all calls': batch and head, and which owner's; of turn, the
-    // first and last of an item, and that there is none.
+    // In a kernel, where `tile` is one of all calls': batch and head, and which owner's; of turn,
+    // the first and the last of an item, and that there is none.
     std::int32_t place = 0, item = 0;
     static constexpr std::uint32_t kFirst = 8, kEnd = 16, kStop = 32;
     constexpr int batch() const { return place >> 8; }
