@@ -59,9 +59,7 @@ std::string checksum_of(const SafetensorsMetadata& metadata) {
 }
 
 std::optional<Index> step_of(std::string_view name) {
-  constexpr std::string_view kBegin = "ckpt-", kEnd = ".safetensors";
-  if (name.size() <= kBegin.size() + kEnd.size()) return std::nullopt;
-  const auto step = number_in<Index>(name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size()));
+  const auto step = number_in<Index>(cut_text(cut_text(name, '-').second, '.').first);
   return step && *step >= 0 && checkpoint_name(*step) == name ? step : std::nullopt;
 }
 

@@ -11,8 +11,9 @@ namespace hilt {
 constexpr std::array<std::string_view, 2> kNorms{"layer", "rms"};
 constexpr std::array<std::string_view, 4> kActivations{"gelu_tanh", "gelu", "relu", "silu_gated"};
 
-static void visit_if_any(const std::string& at, const char* name, Tensor& parameter, const ParameterVisitor& visit) {
-  if (parameter) visit(join_name(at, name), parameter);
+static void visit_both(const std::string& at, Tensor& weight, Tensor& bias, const ParameterVisitor& visit) {
+  if (weight) visit(join_name(at, "weight"), weight);
+  if (bias) visit(join_name(at, "bias"), bias);
 }
 
 static DType drawn_as(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }  // and rounded once
@@ -43,8 +44,7 @@ Tensor initial_values(std::string_view name, const Shape& shape, Generator& gene
 Tensor Linear::operator()(const Tensor& x) const { return bias ? linear(x, weight, bias) : matmul(x, weight); }
 Tensor Linear::onto(const Tensor& residual, const Tensor& x) const { return linear(x, weight, bias, residual); }
 void Linear::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
-  visit_if_any(at, "weight", weight, visit);
-  visit_if_any(at, "bias", bias, visit);
+  visit_both(at, weight, bias, visit);
 }
 Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& generator, DType dtype) {
   check(in >= 1 && out >= 1, "Linear: [", in, ", ", out, "] must have at least one row and column");
@@ -58,8 +58,7 @@ Tensor Norm::operator()(const Tensor& x) const {
   return layer_norm(x, weight, bias ? bias : zeros_like(weight), epsilon);
 }
 void Norm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
-  visit_if_any(at, "weight", weight, visit);
-  visit_if_any(at, "bias", bias, visit);
+  visit_both(at, weight, bias, visit);
 }
 Norm make_norm(NormKind kind, Index width, bool bias, double epsilon, DType dtype) {
   return {kind, ones({width}, dtype), bias && kind == NormKind::layer ? zeros({width}, dtype) : Tensor{}, epsilon};
@@ -67,7 +66,7 @@ Norm make_norm(NormKind kind, Index width, bool bias, double epsilon, DType dtyp
 
 Tensor Embedding::operator()(const Tensor& ids) const { return embedding(weight, ids); }
 void Embedding::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
-  visit_if_any(at, "weight", weight, visit);
+  if (weight) visit(join_name(at, "weight"), weight);
 }
 Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype) {
   check(tokens >= 1 && width >= 1, "Embedding: [", tokens, ", ", width, "] must have at least one row and column");

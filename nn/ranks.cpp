@@ -42,8 +42,7 @@ Gradients RankGrid::sum(Gradients gradients, const NamedParameters& parameters) 
       gradients.set(p, reshape(slice(total, 0, at, at + p.numel()), p.shape()));
       at += p.numel();
     }
-    bucket.clear(), of.clear();
-    elements = 0;
+    bucket.clear(), of.clear(), elements = 0;
   };
   for (const NamedParameter& p : parameters) {
     if (!gradients.has(*p.tensor)) continue;

@@ -84,9 +84,7 @@ void require_same(const Checkpoint& checkpoint, const TransformerConfig& config)
 TransformerConfig config_in(const Checkpoint& checkpoint) try {
   TransformerConfig config;
   fields_of(config, [&](const char* name, auto& value) {
-    std::string key = kConfig;  // g++ 12 warns where + moves a short text
-    key += name;
-    read(name, checkpoint.get(key), behind_prefix(config.pattern, config.context), value);
+    read(name, checkpoint.get(std::string(kConfig).append(name)), behind_prefix(config.pattern, config.context), value);
   });
   check_config(config);
   return config;
@@ -157,6 +155,8 @@ std::optional<Index> load_training(const std::string& directory, const NamedPara
 }
 
 void save_model(const std::string& path, Transformer model) {
+  check(model.tokens.weight && std::ssize(model.blocks) == model.config.layers,
+        "save_model: this model lacks weights: it was moved from, or never made");
   const auto listed = [](const Branch& b) { return b.kind == Branch::Kind::blocks && b.lists == Branch::Lists::given; };
   check(std::ranges::none_of(model.config.pattern, listed) && std::ranges::none_of(model.config.pattern_odd, listed),
         "save_model: a list of block pairs has no text; name a rule, or write the tensors with write_checkpoint()");
@@ -180,19 +180,17 @@ Transformer load_model(const std::string& path) {
 // ---- Hugging Face's names for GPT-2's tensors, and ours; projections are [in, out] in both ------
 namespace {
 
-struct Pair {
-  std::string_view theirs, ours;
-};
-constexpr std::array<Pair, 10> kNames{{{"h.", "blocks."},
-                                       {"ln_1.", "norm1."},
-                                       {"attn.c_attn.", "attention.qkv."},
-                                       {"attn.c_proj.", "attention.projection."},
-                                       {"ln_2.", "norm2."},
-                                       {"mlp.c_fc.", "mlp.up."},
-                                       {"mlp.c_proj.", "mlp.down."},
-                                       {"wte.", "tokens."},
-                                       {"wpe.", "positions."},
-                                       {"ln_f.", "norm."}}};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kNames{
+    {{"h.", "blocks."},
+     {"ln_1.", "norm1."},
+     {"attn.c_attn.", "attention.qkv."},
+     {"attn.c_proj.", "attention.projection."},
+     {"ln_2.", "norm2."},
+     {"mlp.c_fc.", "mlp.up."},
+     {"mlp.c_proj.", "mlp.down."},
+     {"wte.", "tokens."},
+     {"wpe.", "positions."},
+     {"ln_f.", "norm."}}};
 
 std::string their_name(std::string name) {  // blocks.3.mlp.up.weight -> h.3.mlp.c_fc.weight
   for (const auto& [theirs, ours] : kNames)

@@ -234,11 +234,20 @@ double training_flops(const Transformer& model, Index batch, Index length) {
 }
 
 // ---- tokens from logits, one by one -------------------------------------------------------------
+/// Throws where no token can be drawn.
+template <class... Where> static void check_logits(std::span<const float> logits, const Where&... where) {
+  const bool none = *std::ranges::max_element(logits) == -INFINITY;
+  for (const float x : logits)
+    if (none || !(x < INFINITY)) fail_with(Code::not_a_number, where..., "the logits hold ", none ? "only " : "", x);
+}
+
 // A heap gives words, likeliest first: few words of a large vocabulary are ever asked for.
 Index draw_token(std::span<const float> logits, const Sampling& how, double point) {
   check(!logits.empty(), "draw_token: there are no logits");
-  check(how.temperature >= 0 && how.top_p >= 0 && how.top_k >= 0, "draw_token: temperature ", how.temperature,
-        ", top_p ", how.top_p, " and top_k ", how.top_k, " must not be negative");
+  check(how.temperature >= 0 && how.top_p >= 0 && how.top_p <= 1 && how.top_k >= 0 && point >= 0 && point < 1,
+        "draw_token: temperature ", how.temperature, ", top_p ", how.top_p, ", top_k ", how.top_k, " and point ", point,
+        " must not be negative, top_p at most 1 and point below 1");
+  check_logits(logits, "draw_token: ");
   const auto logit = [&](Index i) { return logits[static_cast<std::size_t>(i)]; };
   const Index first = std::ranges::max_element(logits) - logits.begin(), n = std::ssize(logits);
   if (how.temperature == 0) return first;
@@ -284,15 +293,11 @@ std::vector<std::int32_t> generate(const Transformer& model, KeyValueCache& cach
     check(cache.length() < length - from, "generate: the cache has ", cache.length(), " tokens, and there are ",
           length - from, " to go on from");
     const std::vector<std::int32_t> fresh(tokens.begin() + from + cache.length(), tokens.end());
-    const Device device = model.tokens.weight.device();
-    const Tensor last = model.last_logits(moved(from_values(fresh, {1, std::ssize(fresh)}), device), {.cache = &cache});
+    const Tensor last = model.last_logits(from_values(fresh, {1, std::ssize(fresh)}), {.cache = &cache});
     const std::vector<float> row = last.to_vector<float>();
-    for (const float x : row)
-      if (!std::isfinite(x) && !(x < 0))
-        fail_with(Code::not_a_number, "generate: token ", drawn + 1, " of ", count, ": the logits hold ", x);
-    const auto block = static_cast<std::uint32_t>(drawn / 4);
-    const auto bits = philox(
-        {block, 0, static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)}, key.seed);
+    check_logits(row, "generate: token ", drawn + 1, " of ", count, ": ");
+    const auto low = [](auto x) { return static_cast<std::uint32_t>(x); };
+    const auto bits = philox({low(drawn / 4), 0, low(key.stream), low(key.stream >> 32)}, key.seed);
     tokens.push_back(
         static_cast<std::int32_t>(draw_token(row, how, bits[static_cast<std::size_t>(drawn % 4)] * 0x1p-32)));
     if (show && !show(tokens.back())) break;

@@ -101,7 +101,7 @@ struct Sampling {
   Index top_k = 0;                    // of equals the lower one is the likelier
   Index boundary = -1;                // what is forgotten ends before such a token, if one comes
 };
-/// The token at this point of [0, 1), likeliest first.
+/// The token at this point of [0, 1), likeliest first. Throws Code::not_a_number as generate().
 Index draw_token(std::span<const float> logits, const Sampling& how, double point);
 
 /// Continues tokens, of which the cache has the first cache.length(), by `count`, or until `show`,

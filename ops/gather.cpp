@@ -169,10 +169,8 @@ struct Cat final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override {
     std::vector<Tensor> dx;
     Index begin = 0;
-    for (Index extent : extents) {
-      dx.push_back(wants(dx.size()) ? rows_of(dy, axis, begin, extent) : Tensor{});
-      begin += extent;
-    }
+    for (Index extent : extents)
+      dx.push_back(wants(dx.size()) ? rows_of(dy, axis, begin, extent) : Tensor{}), begin += extent;
     return dx;
   }
 };

@@ -114,6 +114,12 @@ Tensor largest(const char* op, const Tensor& x, const Axes& axes, bool keepdim) 
 Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
   if (!x || is_floating(x.dtype())) return sum_or_mean("sum", x, axes, keepdim, false);
   const Reduced plan("sum", x.shape(), axes);
+  const Index most = x.device().is_cuda() ? 1 << 22 : 1 << 16;  // at a time: a mask is eight times as large in i64
+  for (int a = 0; x.numel() > most; ++a)
+    if (const Index n = x.dim(a); n > 1) {
+      const Tensor one = sum(slice(x, a, 0, n / 2), axes, true), other = sum(slice(x, a, n / 2, n), axes, true);
+      return finish(plan.with_ones[a] == 1 ? one + other : cat({one, other}, a), plan.kept, keepdim);
+    }
   return reshape(folded(to(x, DType::i64), plan, add, 0), keepdim ? plan.with_ones : plan.kept);
 }
 Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
@@ -190,8 +196,7 @@ Tensor sum_to(const Tensor& dy, const Shape& shape) {
   const int extra = dy.rank() - shape.rank();
   for (int a = 0; a < dy.rank(); ++a)
     if (a < extra || (shape[a - extra] == 1 && dy.dim(a) != 1)) axes.push_back(a);
-  if (axes.empty()) return reshape(dy, shape);
-  return reshape(sum(dy, axes), shape);
+  return reshape(axes.empty() ? dy : sum(dy, axes), shape);
 }
 
 static Tensor place_of_largest(const char* op, const Tensor& x, bool negated) {

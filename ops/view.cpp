@@ -120,10 +120,9 @@ Tensor repeat(const Tensor& x, int axis, Index times) {
 Tensor squeeze(const Tensor& x, int axis) {
   const int gone = checked_axis("squeeze", axis, x.rank());
   check(x.dim(gone) == 1, "squeeze: axis ", axis, " of ", x.shape(), " must have extent 1");
-  Shape shape;
-  for (int a = 0; a < x.rank(); ++a)
-    if (a != gone) shape.push_back(x.dim(a));
-  return reshape(x, shape);
+  std::vector<Index> extents(x.shape().begin(), x.shape().end());
+  extents.erase(extents.begin() + gone);
+  return reshape(x, Shape(extents));
 }
 
 Tensor select(const Tensor& x, int axis, Index i) {
@@ -136,12 +135,9 @@ Tensor select(const Tensor& x, int axis, Index i) {
 
 Tensor unsqueeze(const Tensor& x, int axis) {
   const int at = checked_axis("unsqueeze", axis, x.rank() + 1);
-  Shape shape;
-  for (int a = 0; a <= x.rank(); ++a) {
-    if (a == at) shape.push_back(1);
-    if (a < x.rank()) shape.push_back(x.dim(a));
-  }
-  return reshape(x, shape);
+  std::vector<Index> extents(x.shape().begin(), x.shape().end());
+  extents.insert(extents.begin() + at, 1);
+  return reshape(x, Shape(extents));
 }
 
 std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int axis) {

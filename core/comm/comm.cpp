@@ -17,10 +17,8 @@ using std::chrono::milliseconds;
 milliseconds default_deadline() {
   const char* const text = std::getenv("HILT_DEADLINE");
   if (!text) return std::chrono::seconds(60);
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  check(*text && !*end && seconds > 0 && seconds < 1e6, "HILT_DEADLINE: '", text,
-        "' is not a number of seconds above 0");
+  const double seconds = number_in<double>(text).value_or(0);
+  check(seconds > 0 && seconds < 1e6, "HILT_DEADLINE: '", text, "' is not a number of seconds above 0");
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 

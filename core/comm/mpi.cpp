@@ -249,20 +249,22 @@ std::unique_ptr<Flight> Mpi::start(int channel, std::vector<Message> out, std::v
 }  // namespace
 
 Comm join_mpi(std::optional<int> communicator) {
-  int begun = 0, ended = 0, size = 1;
+  int begun = 0, ended = 0, size = 1, provided = 0, began_it = 0;
   MPI_Initialized(&begun);
   MPI_Finalized(&ended);
   check(begun || !communicator, "mpi_ranks: a communicator was named, and MPI has not begun");
-  if (ended)
-    fail_with(Code::distributed,
-              "mpi_ranks: MPI has ended in this process and cannot begin again; keep the first Comm");
+  if (ended) fail_with(Code::distributed, "mpi_ranks: MPI has ended in this process, for good; keep the first Comm");
   if (!begun) {
     ours = true;
     on_a_thread("MPI_Init", [] {
-      int provided = 0;  // one thread at a time calls MPI, but not always the one that began it
-      MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+      int given = 0;  // one thread at a time calls MPI, but not always the one that began it
+      MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &given);
     });
   }
+  MPI_Query_thread(&provided), MPI_Is_thread_main(&began_it);
+  if (provided < MPI_THREAD_SERIALIZED && !began_it)
+    fail_with(Code::distributed,
+              "mpi_ranks: only the thread that began MPI may call it; ask for MPI_THREAD_SERIALIZED");
   MPI_Comm own;
   MPI_Request request;
   must(MPI_Comm_idup(communicator ? MPI_Comm_f2c(*communicator) : MPI_COMM_WORLD, &own, &request), "MPI_Comm_idup");

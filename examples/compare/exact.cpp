@@ -161,8 +161,7 @@ std::vector<Site> sites_of(const hilt::Plan& plan, bool on_grid) {
   std::vector<Site> out;
   for (const auto& [first, one] : alone(plan))
     for (Index t = 0, before = one->spec().outside(); t < one->length(); ++t)
-      if (!on_grid) out.push_back({0, 0, t});
-      else out.push_back(t < before ? Site{-1, 0, 0} : site_on(one->grid(), t - before));
+      out.push_back(!on_grid ? Site{0, 0, t} : t < before ? Site{-1, 0, 0} : site_on(one->grid(), t - before));
   out.resize(at(plan.length()));
   return out;
 }
@@ -327,11 +326,12 @@ Error measure(std::span<const double> x, std::span<const double> exact) {
 
 Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive,
             double rounding) {
+  const double n = static_cast<double>(exact.size()), floor = rounding * std::max(1.0, 4 / std::sqrt(n));
   double largest = 0, squares = 0;
   for (const double term : terms) largest = std::max(largest, term), squares += term * term;
   Error e = measure(x, exact);
-  e.limit = 2 * naive.max_abs + rounding * largest;
-  e.rel_limit = 2 * naive.rel_l2 + rounding * relative(squares, exact);
+  e.limit = 2 * naive.max_abs + floor * largest;
+  e.rel_limit = 2 * naive.rel_l2 + floor * relative(squares, exact);
   e.ok = x.size() == exact.size() && e.max_abs <= e.limit && e.rel_l2 <= e.rel_limit;
   return e;
 }

@@ -142,8 +142,8 @@ Error measure(std::span<const double> x, std::span<const double> exact);
 /// The rule, for the largest error and for the relative error over the tensor alike:
 ///     err(x) <= 2 err(naive) + floor
 /// naive is the textbook formula in x's own type: rounding is forgiven as far as nobody could do
-/// without it. The floor is for where naive has luck: `rounding`, relative to what elements are the
-/// sum of (see term_sizes). A gradient may vanish by cancellation, its terms are what gets rounded.
+/// without it. The floor is for where naive has luck: `rounding`, relative to the size of the terms
+/// (term_sizes), which do not cancel; 4 / sqrt(n) of it for n < 16 elements, who may all have luck.
 Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive,
             double rounding);
 

@@ -69,6 +69,20 @@ TEST(Verdict, AGradientThatCancelsIsJudgedByItsTerms) {
   EXPECT_FALSE(compare::judge(x, exact, std::vector<double>(4, 0.01), {}, kRounding).ok);
 }
 
+// Naive may be right in each of two elements by luck, and not in a thousand.
+TEST(Verdict, OfFewElementsTheFloorIsWider) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{2}, std::size_t{1000}}) {
+    const std::vector<double> exact(n, 1.0), terms(n, 1.0);
+    const auto ok = [&](double roundings) {
+      const std::vector<double> x(n, 1 + roundings * kRounding);
+      return compare::judge(x, exact, terms, compare::measure(exact, exact), kRounding).ok;
+    };
+    EXPECT_TRUE(ok(0.9)) << n;
+    EXPECT_EQ(ok(2.5), n <= 2) << n;
+    EXPECT_FALSE(ok(4.5)) << n;
+  }
+}
+
 hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern,
                       const std::string& dilation_mode, const std::string& causal) {
   return hilt::make_plan({.length = length,

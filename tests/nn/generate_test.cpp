@@ -100,6 +100,7 @@ TEST(Generate, DrawsDependOnTheKeyAlone) {
   EXPECT_EQ(text({1, 2}), text({1, 2}));
   EXPECT_NE(text({1, 2}), text({1, 3}));
   EXPECT_NE(text({1, 2}), text({2, 2}));
+  EXPECT_NE(text({1, 2}), text({1, 2 + (std::uint64_t{1} << 32)}));
   const std::vector<std::int32_t> first = text({1, 2});
   std::vector<std::int32_t> told;
   KeyValueCache cache(32);
@@ -121,8 +122,17 @@ TEST(Generate, SaysWhatIsWrong) {
             }),
             "usage: generate: the cache has 3 tokens, and there are 3 to go on from");
   EXPECT_EQ(error_of([&] { draw_token({}, {}, 0); }), "usage: draw_token: there are no logits");
-  EXPECT_TRUE(
-      error_of([&] { draw_token(std::vector<float>{1}, {.top_k = -1}, 0); }).starts_with("usage: draw_token: "));
+  const auto refused = [](const std::vector<float>& logits, const Sampling& how = {}, double point = 0) {
+    return error_of([&] { draw_token(logits, how, point); });
+  };
+  for (const Sampling& how : {Sampling{.top_k = -1}, {.temperature = NAN}, {.top_p = 1.5}, {.top_p = NAN}})
+    EXPECT_TRUE(refused({1}, how).starts_with("usage: draw_token: temperature "));
+  EXPECT_EQ(refused({1}, {.top_p = 0.5}, 1),
+            "usage: draw_token: temperature 1, top_p 0.5, top_k 0 and point 1 must not be negative, top_p at most 1 "
+            "and point below 1");
+  EXPECT_EQ(refused({NAN, 1}), "not_a_number: draw_token: the logits hold nan");
+  EXPECT_EQ(refused({1, kInf}), "not_a_number: draw_token: the logits hold inf");
+  EXPECT_EQ(refused({-kInf, -kInf}), "not_a_number: draw_token: the logits hold only -inf");
   model.norm.weight = full({12}, NAN);
   cache.clear();
   EXPECT_EQ(error_of([&] { generate(model, cache, {1}, 2, {}, {}); }),

@@ -2,6 +2,7 @@
 // ranks_mpi story | pieces | size | large | own.
 #include <mpi.h>
 #include <iostream>
+#include <thread>
 #include "core/comm/link.h"
 #include "core/device.h"
 #include "tests/nn/ranks_story.h"
@@ -111,6 +112,11 @@ void own() {
         "a communicator before MPI");
   must(MPI_Init(nullptr, nullptr));
   int rank = 0, size = 0, flag = 0;
+  std::string elsewhere;
+  std::thread([&] { elsewhere = error_of([] { (void)mpi_ranks(); }); }).join();
+  must(MPI_Query_thread(&flag));
+  check(flag >= MPI_THREAD_SERIALIZED || elsewhere.find("only the thread that began MPI may call it") != elsewhere.npos,
+        "on another thread: ", elsewhere);
   MPI_Comm part;
   must(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
   must(MPI_Comm_size(MPI_COMM_WORLD, &size));

@@ -134,6 +134,13 @@ TEST(Training, AnotherConfigurationIsRefusedByTheNameOfItsField) {
                 "/ckpt-000001.safetensors: another configuration: heads: 2 in the checkpoint, 4 asked "
                 "for; pattern: dense in the checkpoint, segment:4 asked for");
   EXPECT_EQ(other.optimizer.steps(), 0);
+  other.model.config = everything();
+  const std::string all = error_of([&] { load_training(directory, other.model, other.optimizer, other.noise); });
+  for (const std::string field :
+       {"layers",    "kv_heads", "hidden",     "classes",  "pattern",        "order", "pattern_odd", "causality",
+        "positions", "softcap",  "alibi",      "relative", "bias_of_scores", "sink",  "rotary_base", "tie_weights",
+        "norm",      "epsilon",  "activation", "bias"})
+    EXPECT_NE(all.find(' ' + field + ": "), all.npos) << field << " is not in " << all;
   other.model.config = run.model.config;
   other.model.config.backward = Backward::taped;  // how, not what
   EXPECT_EQ(load_training(directory, other.model, other.optimizer, other.noise), 1);
@@ -197,6 +204,9 @@ TEST(Training, AModelFileThatLiesAsksForNoMemory) {
             }),
             "usage: save_model: a list of block pairs has no text; name a rule, or write the tensors with "
             "write_checkpoint()");
+  const Transformer taken = std::move(model);
+  EXPECT_EQ(error_of([&] { save_model(path, model); }),
+            "usage: save_model: this model lacks weights: it was moved from, or never made");
 }
 
 }  // namespace

@@ -1,4 +1,9 @@
 // Products of every size around the edges of tiles, batched and broadcast, against sums in loops.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#include <bit>
+#include <cmath>
 #include <limits>
 #include <random>
 #include "core/dispatch.h"
@@ -287,6 +292,69 @@ TEST(Matmul, FewRowsHaveTheBitsOfMany) {
                 << dtype << ' ' << rows << " x " << k << " x " << n << (turned ? ", turned" : "");
         }
 }
+
+#if defined(__x86_64__)
+// vdpbf16ps as Intel documents it: whatever MXCSR says, denormals count as 0 and become 0, and it
+// rounds to nearest even. The second product of a pair is added first.
+float flushed(float x) { return std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+float with_pair(float sum, std::uint32_t a, std::uint32_t b) {
+  const auto number = [](std::uint32_t bits) { return flushed(std::bit_cast<float>(bits)); };
+  sum = flushed(std::fma(number(a & 0xffff0000u), number(b & 0xffff0000u), flushed(sum)));
+  return flushed(std::fma(number(a << 16), number(b << 16), sum));
+}
+[[gnu::target("avx512f,avx512bf16")]] void vdpbf16ps(float* sum, const std::uint32_t* a, const std::uint32_t* b) {
+  const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+  _mm512_storeu_ps(sum, _mm512_dpbf16_ps(_mm512_loadu_ps(sum), (__m512bh)x, (__m512bh)y));
+}
+bool same_float(float x, float y) {
+  return (x != x && y != y) || std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+}
+
+TEST(Matmul, PairsOfBf16AreAddedAsTheInstructionIsDocumented) {
+  if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP() << "this processor has no vdpbf16ps";
+  std::mt19937 draw(1);
+  for (int round = 0; round < 100'000; ++round) {
+    std::array<std::uint32_t, 16> a, b, sum;
+    // Exponents of two rounds in three are near each other, so that what is added counts.
+    for (auto* x : {&a, &b, &sum})
+      for (std::uint32_t& bits : *x) {
+        bits = static_cast<std::uint32_t>(draw());
+        if (round % 3 > 0) bits = (bits & 0x83ff83ffu) | (round % 3 == 1 ? 0x3c003c00u : 0x20002000u);
+      }
+    std::array<float, 16> got;
+    for (std::size_t i = 0; i < 16; ++i) got[i] = std::bit_cast<float>(sum[i]);
+    vdpbf16ps(got.data(), a.data(), b.data());
+    for (std::size_t i = 0; i < 16; ++i) {
+      const float want = with_pair(std::bit_cast<float>(sum[i]), a[i], b[i]);
+      ASSERT_TRUE(same_float(got[i], want)) << std::hexfloat << got[i] << ", not " << want << ": " << std::hex << sum[i]
+                                            << " + " << a[i] << " . " << b[i];
+    }
+  }
+}
+
+TEST(Matmul, ABf16ProductHasTheBitsOfThatInstruction) {
+  if (active_isa() != Isa::avx512_bf16) GTEST_SKIP() << "products of bf16 are f32 here";
+  const Index n = 33;
+  for (const Index k : {2, 7, 64})
+    for (const Index m : {2, 20})
+      for (const double scale : {1.0, 0x1p-65}) {  // with the second, products are denormal
+        const Tensor a = mul(random(real({m, k}), 1, DType::bf16), scale),
+                     b = mul(random(real({k, n}), 2, DType::bf16), scale);
+        const std::vector<float> x = a.to_vector<float>(), y = b.to_vector<float>(),
+                                 got = matmul(a, b).to_vector<float>();
+        const auto bits = [&](const std::vector<float>& all, Index at, bool there) {
+          return there ? std::bit_cast<std::uint32_t>(all[static_cast<std::size_t>(at)]) : 0;
+        };
+        for (Index i = 0; i < m * n; ++i) {
+          float sum = 0;
+          for (Index p = 0; p < k; p += 2)
+            sum = with_pair(sum, bits(x, i / n * k + p, true) >> 16 | bits(x, i / n * k + p + 1, p + 1 < k),
+                            bits(y, p * n + i % n, true) >> 16 | bits(y, (p + 1) * n + i % n, p + 1 < k));
+          ASSERT_EQ(got[static_cast<std::size_t>(i)], static_cast<float>(bf16(sum))) << m << ", " << k << ", " << i;
+        }
+      }
+}
+#endif
 
 TEST(Matmul, Refusals) {
   const auto of = [](const Shape& a, const Shape& b) { return [=] { matmul(ones(a), ones(b)); }; };

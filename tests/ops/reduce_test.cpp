@@ -187,6 +187,7 @@ TEST(Reduce, VarianceFarFromZero) {
     EXPECT_NEAR(var(x).item(), 8.0 / 3, 0.01) << dtype;
     EXPECT_TRUE(std::isnan(var(slice(x, 0, 0, 1)).item())) << dtype;
     EXPECT_EQ(var(slice(x, 0, 0, 1), {}, false, 0).item(), 0) << dtype;
+    EXPECT_EQ(var(x, {}, false, 5).item(), kInf) << dtype;  // of fewer than none, as of none
   }
   EXPECT_TRUE(std::isnan(var(values({1, kNan})).item()));
 }
@@ -248,6 +249,14 @@ void expect_exact_sums(Device device) {
 }
 TEST(Reduce, IntegersAddUpExactlyOnTheGpuToo) {
   for (const Device device : {Device{}, device_named("auto")}) expect_exact_sums(device);
+}
+TEST(Reduce, AMaskAddsUpInTwiceItsBytes) {
+  const Tensor mask = ones({3'000'001}, DType::u8), columns = ones({3000, 700}, DType::u8);
+  for (const auto& [x, axes] : {std::pair(mask, Axes{}), {columns, {0}}, {columns, {1}}}) {
+    reset_thread_memory_stats();
+    EXPECT_EQ(sum(x, axes).to_vector<Index>()[0], axes.empty() ? x.numel() : x.dim(axes[0]));
+    EXPECT_LE(thread_memory_stats().peak, 2 * x.bytes()) << x.shape();
+  }
 }
 TEST(Reduce, TopkOnTheGpuIsThatOfTheCpu) {
   for (Index n : {1, 33, 1000, 50'257})

@@ -66,6 +66,20 @@ class Arrays(unittest.TestCase):
             hilt.attention(q.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3), k, v), want
         )
 
+    def test_the_right_layout_is_told_why_its_plan_cannot_be_made(self):
+        for shape, options in (
+            ([1, 50, 2, 10], {"pattern": "window2d:2x2,prefix=3"}),
+            ([1, 67, 1, 10], {"pattern": "neighborhood2d:3x3"}),
+            ([1, 7, 8, 10], {"pattern": "window2d:2x2"}),
+            ([1, 10, 20, 4], {"documents": [12]}),
+        ):
+            q = numpy.zeros(shape)
+            with self.assertRaises(hilt.Error) as raised:
+                hilt.plan(shape[1], heads=shape[2], **options)
+            with self.assertRaises(hilt.Error) as asked:
+                hilt.attention(q, q, q, **options)
+            self.assertEqual(str(asked.exception), str(raised.exception))
+
     def test_errors(self):
         q, k, v, d_o = arrays()
         for call, text in (

@@ -2,8 +2,9 @@
 # One of four ranks is killed, frozen, leaves, throws or runs out of memory, at each moment of a run over threads or
 # MPI: every process must end with the right status, one line of ours must name the rank, and nothing be left over.
 # OVERS and FATES choose some; nccl, which needs four GPUs, only where it is named, and takes a message of another size
-# as it comes. Who is killed is mpirun's to name, and the status its own. Where HILT_DEEP is set, all must end within
-# the deadline and ten seconds, in one line of error. Elsewhere no seconds are judged, one frozen rank of each kind is
+# as it comes. Who is killed is mpirun's to name, and the status its own; but where it lets the others live (outlive: a
+# kill under --enable-recovery), each names the rank and ends with 6. Where HILT_DEEP is set, all must end within the
+# deadline and ten seconds, in one line of error. Elsewhere no seconds are judged, one frozen rank of each kind is
 # tried, and processes that find the same fault at the same time may each say so.
 . "$SRC/tests/packaging/common.sh"
 deep=${HILT_DEEP-}
@@ -18,31 +19,35 @@ cell() {
   local out=$scratch/cells/$1-$2-$3
   local HILT_DEADLINE=${HILT_DEADLINE:-60}
   if [[ $deep ]]; then HILT_DEADLINE=${deadline:-3}
-  elif [[ ! $deadline && $fate == stop ]]; then HILT_DEADLINE=10; fi
+  elif [[ ! $deadline && $fate =~ stop|outlive ]]; then HILT_DEADLINE=10; fi
   export HILT_DEADLINE
   local mpirun=()
   [[ $over != mpi ]] || mpirun=(mpirun -n 4 --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader \
     --mca mpi_yield_when_idle 1)
-  timeout -k 5 600 "${mpirun[@]}" "$ranks" "$over" "$fate" "$moment" "$mark" >"$out.out" 2>"$out.err" </dev/null ||
-    status=$?
+  [[ $fate != outlive ]] || mpirun+=(--enable-recovery)
+  timeout -k 5 600 "${mpirun[@]}" "$ranks" "$over" "${fate/outlive/kill}" "$moment" "$mark" \
+    >"$out.out" 2>"$out.err" </dev/null || status=$?
   local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
   case $fate in
     none | check) wanted=0 ;;
     throw) wanted=3 ;;
     memory) wanted=4 ;;
+    outlive) wanted=$status ;;
   esac
   # The launcher's status where a rank went without a word; where all heard why, that of whoever it ends first.
   if [[ $over == mpi && $fate =~ kill|exit && $status != 0 ]] || [[ $over == mpi && $status == 6 &&
     $wanted != 0 ]]; then wanted=$status; fi
   [[ $status == "$wanted" ]] || wrong+=("exit status $status, expected $wanted")
   [[ ! $deep ]] || ((ms <= (HILT_DEADLINE + 10) * 1000)) || wrong+=("took $ms ms")
-  if [[ $status != 0 ]]; then
+  [[ $fate != outlive ]] || grep -q 'with errorcode 6' "$out.err" || wrong+=('the others did not end with 6')
+  if [[ $status != 0 || $fate == outlive ]]; then
     local named='rank 2' lines
     lines=$(grep -c '^failing_ranks: error: ' "$out.err" || true)
     if [[ $over == mpi && $fate =~ kill|exit ]]
     then named='rank 2|exited on signal 9|exiting improperly|non-zero exit code'
     elif ((lines == 0)); then wrong+=('no line of error')
-    elif [[ $over != mpi || $deep ]] && ((lines > 1)); then wrong+=('one line of error expected'); fi
+    elif [[ $over != mpi || $deep && $fate != outlive ]] && ((lines > 1))
+    then wrong+=('one line of error expected'); fi
     [[ $over == mpi || $(wc -l <"$out.err") == 1 ]] || wrong+=('one line on stderr expected')
     grep -qE "$named" "$out.err" || wrong+=('rank 2 is not named')
     ! grep '^failing_ranks: error: ' "$out.err" | grep -qv 'rank 2' || wrong+=('a line of error without rank 2')
@@ -64,14 +69,15 @@ elif ! command -v mpirun >/dev/null; then echo 'mpi left out: there is no mpirun
 elif [[ $("$ranks" mpi none none 2>&1 || true) == *'built without MPI'* ]]; then echo 'mpi left out: built without it'
 else overs+=(mpi); fi
 for over in "${overs[@]}"; do
-  for fate in ${FATES:-none check early size kill stop exit throw memory}; do
+  for fate in ${FATES:-none check early size kill outlive stop exit throw memory}; do
     for moment in start hop home sum end goodbye; do
       # Threads are killed together or not at all; what is thrown is thrown by work.
       if [[ $over == threads && $fate =~ kill|exit ]] || [[ $over == threads && $moment == start ]]; then continue; fi
       if [[ $fate$moment == memorystart ]] || [[ $fate =~ none|check && $moment != end ]] ||
         [[ $over$fate == ncclsize ]] ||
         [[ $fate =~ early|size && $moment != hop ]]; then continue; fi
-      if [[ $fate == stop && ! $deep && ! ${FATES-} && $moment != hop ]]; then continue; fi
+      if [[ $fate =~ stop|outlive && ! $deep && ! ${FATES-} && $moment != hop ]]; then continue; fi
+      if [[ $fate == outlive ]] && [[ $over != mpi || $moment =~ start|end|goodbye ]]; then continue; fi
       # A thread that freezes once the others need it no more holds up the end of the process alone.
       if [[ $over$fate$moment == threadsstopgoodbye ]]; then continue; fi
       # Before MPI begins a frozen rank is the launcher's, and what a rank throws is not told.

@@ -3,13 +3,14 @@
 //
 //   HILT_FUZZ_SEED=n     that one configuration, printed
 //   HILT_TEST_DEVICE=cuda  on a GPU, against the same references; what was drawn in f64 runs in f32
-//   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 2,000 unless told (the second tier of CI: 20,000),
+//   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 5,000 unless told (the second tier of CI: 20,000),
 //                        1,000 with HILT_TEST_SCALE=small
 //
 // What is judged, for every configuration: the plan against the dense multiplicity table; taped,
 // hybrid and fused forward and backward; lse; hybrid = fused bit for bit; fused bit for bit on
-// another number of threads; that a NaN shows exactly where the formulas put it; that inputs, and
-// the NaNs around them, are neither read nor written. Freed memory is full of NaN.
+// another number of threads; that a NaN shows exactly where the formulas put it; that inputs, terms
+// and d_lse, and the NaNs between and around them, are neither read nor written. Freed memory is
+// full of NaN.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -833,9 +834,16 @@ struct Case {
   Report& report;
   std::vector<Operand> inputs = {};  // q, k, v as given: fewer when aliased; one when packed
   Operand d_o = {};
+  std::vector<Operand> others = {};  // terms, and d_lse
   PlanPtr plan = {};
   AttentionOptions options = {};
   Tensor d_lse = {};  // none: o alone is differentiated
+
+  Tensor other(const std::vector<double>& x, const Shape& shape, DType type) {
+    constexpr Layout kTurns[] = {Layout::dense, Layout::padded_heads, Layout::every_other_feature};
+    const Layout layout = device_under_test().is_cpu() ? kTurns[c.seed % 3] : Layout::dense;
+    return others.emplace_back(place(x, shape, type, layout)).tensor;
+  }
 
   /// Those that are inputs, by kTerms.
   std::array<Tensor, 4> terms() const {
@@ -905,6 +913,8 @@ struct Case {
     for (const Operand& x : inputs)
       if (!x.untouched()) wrong("inputs", "an input or its surroundings changed");
     if (!d_o.untouched()) wrong("inputs", "d_o or its surroundings changed");
+    for (const Operand& x : others)
+      if (!x.untouched()) wrong("inputs", "a term, d_lse or their surroundings changed");
     return out;
   }
 
@@ -950,22 +960,19 @@ ref::Terms<double> make_terms(Rng& r, const Config& c, Case& test) {
     for (double& e : x) e = rounded(type, sigma * r.normal());
     return x;
   };
-  const auto tensor = [&](const std::vector<double>& x, const Shape& shape, DType type) {
-    return moved(from_values(x, shape, type), device_under_test());
-  };
   const Index heads = c.spec.heads;
   out.grid = ref::grid_of(c.spec.order, behind(c.spec)), out.prefix = prefix_in(c.spec);
   if (!c.spec.documents.empty()) out.documents = c.spec.documents[0];
   if ((out.softcap = c.softcap) > 0) to.softcap = c.softcap;
   if (c.alibi == Alibi::published) to.alibi = true, out.slopes = alibi_slopes(heads, stat).to_vector();
-  if (c.alibi == Alibi::learned) to.slopes = tensor(out.slopes = drawn({heads}, 0.2, stat), {heads}, stat);
+  if (c.alibi == Alibi::learned) to.slopes = test.other(out.slopes = drawn({heads}, 0.2, stat), {heads}, stat);
   out.distance_on_grid = std::any_of(c.spec.pattern.begin(), c.spec.pattern.end(), [](const Branch& b) {
     return b.kind >= Kind::window2d && b.kind <= Kind::neighborhood3d;
   });
   if (!(out.table_shape = c.table).empty()) {
     Shape shape = heads;
     for (const Index extent : c.table) shape.push_back(extent);
-    to.relative = tensor(out.table = drawn(shape, 1, stat), shape, stat);
+    to.relative = test.other(out.table = drawn(shape, 1, stat), shape, stat);
   }
   out.bias_shape = {1, 1, 1, 1};
   if (c.bias >= 0) {
@@ -984,10 +991,10 @@ ref::Terms<double> make_terms(Rng& r, const Config& c, Case& test) {
     std::vector<double> rows = out.bias;
     if (c.bias >> 2 & 1)
       given = shape.with(2, rows_of_q(c.spec)), rows = asking(c.spec, rows, shape[0] * shape[1], shape[3]);
-    to.bias = tensor(rows, given, type);
+    to.bias = test.other(rows, given, type);
     if (c.turned_bias) to.bias = transpose(contiguous(transpose(to.bias)));
   }
-  if (c.sink) to.sink = tensor(out.sink = drawn({heads}, 2, stat), {heads}, stat);
+  if (c.sink) to.sink = test.other(out.sink = drawn({heads}, 2, stat), {heads}, stat);
   return out;
 }
 
@@ -1121,7 +1128,7 @@ class Judge {
       for (double& x : d_lse_) x = rounded(c_.stat(), r_.normal());
       silence(p_, d_lse_, c_.batch * p_.heads, 1);
       const std::vector<double> rows = asking(p_, d_lse_, c_.batch * p_.heads, 1);
-      test_.d_lse = moved(from_values(rows, {c_.batch, p_.heads, rows_of_q(p_)}, c_.stat()), device_under_test());
+      test_.d_lse = test_.other(rows, {c_.batch, p_.heads, rows_of_q(p_)}, c_.stat());
     }
     if (c_.alias == Alias::packed) {
       const Layout layout = c_.layout[0] == Layout::batch_expanded ? Layout::dense : c_.layout[0];
@@ -1626,7 +1633,7 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
   const int before = thread_count();
   mallopt(M_PERTURB, 0x80);  // what malloc returns is full of large numbers, NaNs in f16
   if (const std::uint64_t seed = setting("HILT_FUZZ_SEED", 0)) return replay(seed);
-  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(2000, 1000));
+  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(5000, 1000));
   const auto start = std::chrono::steady_clock::now();
   auto [total, failures] = judge_all(first, count);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

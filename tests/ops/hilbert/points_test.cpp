@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <array>
+#include <cfenv>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -297,6 +298,14 @@ TEST(OrderOfPoints, DocumentsApart) {
       ASSERT_EQ(together[static_cast<std::size_t>(first + i)] - first, expected[static_cast<std::size_t>(i)]);
     first += length;
   }
+}
+
+// What 0 / 0 is as a cell, the language does not say.
+TEST(OrderOfPoints, APointAloneDividesByNothing) {
+  const Threads one(1);
+  std::feclearexcept(FE_ALL_EXCEPT);
+  EXPECT_EQ(token_at(order_of_points(rand({3, 2}, {5, 6}), "hilbert", 16, {1, 1, 1})), (Rows{0, 1, 2}));
+  EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO), 0);
 }
 
 TEST(OrderOfPoints, AnyStridesAndSizes) {

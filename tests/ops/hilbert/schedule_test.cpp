@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -88,13 +89,16 @@ TEST(Schedule, RanksAreTheOrderOfOwners) {
       const Schedule s = schedule_of(visits_of(set), queries);
       std::vector<std::uint32_t> ranks(at(s.tiles));
       std::vector<bool> ended(at(s.tiles));
-      for (const VisitSide::Owner& own : s.owner)
+      for (const VisitSide::Owner& own : s.owner) {
+        const auto its = std::span(s.meeting).subspan(at(own.first), at(own.steps));
+        EXPECT_TRUE(std::ranges::is_sorted(its, {}, rank_of)) << "it goes first where it is early";
         for (auto v = own.first; v < own.first + own.steps; ++v) {
           const Schedule::Meeting& m = s.meeting[at(v)];
           EXPECT_EQ(rank_of(m), ranks[at(m.tile)]++);
           EXPECT_FALSE(ended[at(m.tile)]) << "a part behind the last";
           ended[at(m.tile)] = m.turn & Schedule::kLast;
         }
+      }
       EXPECT_EQ(s.complete, std::ranges::count(ended, false) == 0);
       EXPECT_TRUE(s.complete);
     }
@@ -104,6 +108,11 @@ TEST(Schedule, RanksAreTheOrderOfOwners) {
 TEST(Schedule, KnowsOfOwnersThatMeetNobody) {
   Visits visits = visits_of(kSets[0]);
   visits.keys.owner.back().visits = 0;
+  EXPECT_FALSE(schedule_of(visits, 128).complete);
+}
+TEST(Schedule, KnowsOfQueriesThatNobodyMeets) {
+  Visits visits = visits_of(kSets[0]);
+  visits.queries.owner.push_back({.row = 384, .rows = 64});
   EXPECT_FALSE(schedule_of(visits, 128).complete);
 }
 

@@ -8,8 +8,10 @@ q is [B, L, H, D], k and v are [B, L, Hk, D], H a multiple of Hk; a transposed v
 import functools
 import inspect
 import itertools
+import math
 import numbers
 import operator
+import re
 import sys
 import textwrap
 from typing import NamedTuple
@@ -98,6 +100,12 @@ def _documents(rows):
     if rows and isinstance(rows[0], list):
         return "/".join([_documents(row) for row in rows])
     return ",".join(["x".join([str(n) for n in d]) if isinstance(d, (tuple, list)) else str(d) for d in rows])
+
+
+def _tokens(documents):
+    """How many tokens the documents of a row have; 0 where there are none."""
+    row = documents.partition("/")[0].split(",")
+    return sum([math.prod(map(int, re.findall("[0-9]+", d))) for d in row if d])
 
 
 class Plan:
@@ -345,8 +353,11 @@ def _native(plan, settings, how, q, k):
         try:
             plan = _plan(int(asked[1]), int(asking[2]), *settings)
         except Error as e:
+            # What names a number of tokens tells that the other axis has it; other plans of [B, H, L, D] prove nothing.
+            if ":" not in settings[0] and _tokens(settings[4]) != asked[2]:
+                raise
             try:
-                plan = _plan(int(asked[2]), int(asking[1]), *settings)  # fits [B, H, L, D], and the call will say so
+                plan = _plan(int(asked[2]), int(asking[1]), *settings)  # the call will say so
             except Error:
                 raise e from None
     return plan.call(how)
