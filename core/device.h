@@ -52,7 +52,7 @@ Info info();  // of this process, as of now
 namespace detail {
 void check_headers(const char* version);
 }
-/// Throws unless the library that was loaded is of the series (0.2 of 0.2.1) of these headers.
+/// Throws unless the library that was loaded is of the series (0.3 of 0.3.1) of these headers.
 /// Always inlined: an out-of-line copy could be another library's.
 [[gnu::always_inline]] inline void check_version() { detail::check_headers(kVersion); }
 

@@ -165,7 +165,7 @@ class Run:
         (self.scratch / 'blocks.cpp').write_text(source + '#line 1 "main"\nint main() {\n' + calls + '}\n')
         if not self.run([os.environ['CXX'], '-std=c++20', '-Wall', '-Wextra', '-Wno-unused-variable', '-Werror', '-I',
                          BUILD / 'include', 'blocks.cpp', '-o', 'blocks',
-                         '-L', BUILD, '-l:libhilt.so.0.2', '-pthread'], 'C++', timeout=COMPILE_GUARD).returncode:
+                         '-L', BUILD, '-l:libhilt.so.0.3', '-pthread'], 'C++', timeout=COMPILE_GUARD).returncode:
             self.run(['./blocks'], 'C++', LD_LIBRARY_PATH=str(BUILD))
         self.counts['C++ blocks'] += len(blocks)
 

@@ -23,7 +23,7 @@ prints() {
 }
 # The headers and the project are clean where a project is strict.
 strict='-O2 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
-uses_shared() { readelf -d "$1" | grep -qF 'libhilt.so.0.2' || fail "$1 does not use libhilt.so.0.2"; }
+uses_shared() { readelf -d "$1" | grep -qF 'libhilt.so.0.3' || fail "$1 does not use libhilt.so.0.3"; }
 uses_static() { ! readelf -d "$1" | grep -qF libhilt || fail "$1 uses the shared library"; }
 
 case $tool in

@@ -2,7 +2,7 @@
 # The shared library exports names of namespace hilt and nothing else, and all that a public header promises.
 . "$(dirname "$0")/common.sh"
 
-library=$BUILD/libhilt.so.0.2
+library=$BUILD/libhilt.so.0.3
 foreign() { nm -D --defined-only "$1" | awk '{ print $3 }' | grep -vE '^_Z(N[KOR]*|T[VIST]N|GV?Z?N[KOR]*|ZN[KOR]*)4hilt' | c++filt; }
 found=$(foreign "$library") || true
 [[ -z $found ]] || fail $'exported, but not of namespace hilt:\n'"$found"
