@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <unistd.h>
 #include <atomic>
-#include <charconv>
 #include <exception>
 #include <filesystem>
 #include <iostream>
@@ -69,7 +68,7 @@ class Training {
     hilt::reset_memory_peak(device_);
     began_ = Clock::now();
     if (!is_first()) return loop(nullptr), finish(nullptr);
-    const Tidy tidy{*this, s_.out + "/log.jsonl"};
+    const Tidy tidy{*this};
     Progress progress(story_.start, first_);
     loop(&progress);
     return finish(&progress);
@@ -124,10 +123,9 @@ class Training {
     if (!std::filesystem::exists(path)) return;
     const hilt::Checkpoint best(path);
     if (best.step() > first_) return;
-    const std::string& text = best.get("val_loss");
-    if (std::from_chars(text.data(), text.data() + text.size(), best_loss_).ec != std::errc{})
-      fail_with(Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
-    best_ = kept_ = best.step();
+    const std::optional<double> loss = hilt::number_in<double>(best.get("val_loss"));
+    if (!loss) fail_with(Code::data, path, ": metadata 'val_loss' should be a number, is '", best.get("val_loss"), "'");
+    best_loss_ = *loss, best_ = kept_ = best.step();
   }
 
   // From the first steps' time: how many fit. From here on the run is one of that many --steps.
@@ -342,12 +340,11 @@ class Training {
   /// that learned nothing, nothing does. No catch: the stack of --debug would end there.
   struct Tidy {
     Training& run;
-    std::string log;
     int before = std::uncaught_exceptions();
     ~Tidy() {
       if (std::uncaught_exceptions() == before) return;
       if (run.first_ == 0 && run.trainer_->steps() == 0) {
-        ::unlink(log.c_str());
+        ::unlink((run.s_.out + "/log.jsonl").c_str());
       } else {
         try {
           const Index steps = run.trainer_->steps();
