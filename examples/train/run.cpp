@@ -38,6 +38,8 @@ using program::seconds_since;
 constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
+std::string sample_name(Index step) { return format("sample-%06lld.txt", static_cast<long long>(step)); }
+
 class Training {
  public:
   Training(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
@@ -89,8 +91,8 @@ class Training {
       from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
       first_ = saved_ = tried_ = from_->step();
       remember_best();
-      check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
-            " steps; there is nothing left to do: --sample-only shows what it learned");
+      check(first_ < s_.steps || (first_ == s_.steps && lacks_its_end()), "--resume: ", from_->path(),
+            " ends a run of ", s_.steps, " steps; there is nothing left to do: --sample-only shows what it learned");
     } else {
       refuse_if_taken();
     }
@@ -115,6 +117,13 @@ class Training {
         device_.is_cuda() ? std::numeric_limits<double>::infinity() : static_cast<double>(program::memory_available());
     story_.memory = plan_memory(s_, config_, device_, have);
     if (!s_.dry_run) require_memory(story_.memory, s_, have);
+  }
+
+  // Whether a run was killed after its last checkpoint, and before all else was written.
+  bool lacks_its_end() const {
+    const std::filesystem::path report = s_.out + "/report.html", saved = from_->path();
+    return !exists(report) || last_write_time(report) < last_write_time(saved) ||
+           !std::filesystem::exists(s_.out + '/' + sample_name(first_));
   }
 
   // For a resumed run. It forgets a best of a later step, which it will reach again.
@@ -196,13 +205,13 @@ class Training {
             : sample_text(trainer_->model(), task_->vocabulary(), s_,
                           {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
                   .text;
-    write(format("sample-%06lld.txt", static_cast<long long>(step)), sample + (sample.ends_with('\n') ? "" : "\n"),
-          progress);
+    write(sample_name(step), sample + (sample.ends_with('\n') ? "" : "\n"), progress);
     story_.samples.emplace_back(step, sample);
   }
 
   void loop(Progress* progress) {
     const bool fits = s_.seconds > 0 && !s_.resume;
+    if (progress && first_ == s_.steps) sample(*progress), save(progress);  // what a run that was killed then lacks
     while (trainer_->steps() < s_.steps && !stop_) {
       const auto before = Clock::now();
       const auto step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, asked);
@@ -250,6 +259,7 @@ class Training {
              (is_there ? "in " + name : "not saved");
     };
     const Line& last = log_->last();
+    if (best_ < 0 || last.step == 0) return "";  // their files are gone
     return of("best", best_loss_, best_, kept_ == best_, hilt::kBestCheckpoint) + "; " +
            of("last", last.val_loss, last.step, saved_ == last.step, hilt::checkpoint_name(last.step)) + '\n';
   }
@@ -323,6 +333,7 @@ class Training {
     describe(s_, config_, story_.memory);
     story_.start.out = s_.out;
     log_ = std::make_unique<Log>(*outputs_, options_, story_.start, first_);
+    story_.measured_bytes = log_->last().bytes;
   }
 
   std::string agreement() const {
