@@ -61,6 +61,16 @@ refused 2 "--heads: needs one value" compare_gradients --heads
 refused 2 "--dropout (1.5): must be 0..0.99" compare_gradients --dropout 1.5
 refused 2 "--dropout (nan): must be 0..0.99" compare_gradients --dropout nan
 refused 2 "--kv-heads (3): must divide --heads, 4" compare_gradients --kv-heads 3
+# What an exercise has no use for is not dropped.
+for other in '--answer 2' '--check sol.py' --json '--length 7' '--config seven.ini'; do
+  printf 'length = 7\n' >seven.ini
+  # shellcheck disable=SC2086
+  refused 2 'has no use for it; leave one of them out' compare_gradients --exercise 1 $other
+done
+for flags in '--answer 1 --json' '--check sol.py --pattern segment:4'; do
+  # shellcheck disable=SC2086
+  refused 2 'has no use for it; leave one of them out' compare_gradients $flags
+done
 refused 2 "--dtype (f8): must be one of f64, f32, bf16, f16; did you mean" compare_gradients --dtype f8
 refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" compare_gradients --modes fsued
 refused 2 "--causal (past): must be one of none, token, curve" compare_gradients --causal past
