@@ -83,6 +83,13 @@ for program in compare_gradients curves 'attend --q q.npy --k k.npy --v k.npy'; 
   # shellcheck disable=SC2086
   refused 2 "--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128" $program --pattern segment:0
 done
+for program in 'compare_gradients --length 16' 'curves --grid 4x4' 'attend --q q.npy --k k.npy --v k.npy'; do
+  for n in 16 2147483647; do
+    # shellcheck disable=SC2086
+    refused 2 "--pattern (slide:2,prefix=$n): a row has 16 tokens, none of which is behind its prefix" $program \
+      --pattern slide:2,prefix=$n
+  done
+done
 refused 2 "did you mean segment?" compare_gradients --pattern segmnt:4
 refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, window3d, slide3d, neighborhood3d, blocks; did you mean segment?" curves --pattern SEGMENT:4
 refused 2 "--pattern (segment): segment: needs a size; as in segment:128" compare_gradients --pattern segment
@@ -232,6 +239,16 @@ attend 3 "--bias (k.npy): bias: [1, 16, 2, 8] does not broadcast" --bias k.npy
 attend 3 "--v: shape [1, 16, 4, 8], expected [1, 16, 2, 8]" --v q.npy
 attend 3 "--k: 3 key heads cannot serve the 4 heads of --q evenly" --k three.npy --v three.npy
 attend 3 "--d-o: shape [1, 16, 2, 8], expected [1, 16, 4, 8]" --d-o k.npy
+# An array without elements is as large as it says on its other axes: of those nothing is made.
+for shape in '1, 0, 2147483648, 1' '0, 1, 1099511627776, 1' '1, 1, 1099511627776, 0'; do
+  rm -f heads.npy
+  npy heads.npy '<f4' "$shape" 0
+  attend 3 ' heads; at most 65535 are served' --q heads.npy --k heads.npy --v heads.npy
+done
+npy rows.npy '<f4' '1099511627776, 0, 1, 1' 0
+npy many-points.npy '<f4' '1099511627776, 0, 2' 0
+expect_soon 0 'points of no tokens' "$programs/attend" --q rows.npy --k rows.npy --v rows.npy \
+  --order points:many-points.npy --out none
 
 # ---- numbers: what is finite stays finite or is refused, what is not passes with a warning ----
 numbers() {  # FILE, descr, shape, count, bytes of each
@@ -262,6 +279,9 @@ attend 2 'window2d:2x2 needs a grid in every document; one of row 0 has 3 tokens
 attend 2 'order hilbert:4x4 names a grid, and grids belong to documents: 9' --order hilbert:4x4 --documents 9
 attend 2 '--documents (9/7): 2 lists, but --q has 1 rows' --documents 9/7
 attend 2 '--ranks (1024): more than the 16 tokens of --k' --ranks 1024
+for mode in taped hybrid; do
+  attend 2 "--ranks (2): --mode $mode is for one rank; use fused" --ranks 2 --mode $mode
+done
 npy many.npy '<f4' '1, 64, 4, 8' 8192
 (ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)
 says err 'File too large'
