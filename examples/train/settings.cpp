@@ -154,7 +154,7 @@ hilt::Transformer read_weights(const Settings& s) {
     fail_with(Code::data, "--from (", s.from, "): its hidden width is ", hidden, ", here it is ", 4 * s.width,
               "; no other is known here");
   if (theirs.head) fail_with(Code::data, "--from (", s.from, "): its head is not its embedding; GPT-2's is");
-  check_finite(hilt::parameters_of(theirs), weights_of(s));
+  check_finite(hilt::SafetensorsFile(weights_of(s)));
   return theirs;
 }
 
