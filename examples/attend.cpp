@@ -10,7 +10,6 @@
 // Writes o, lse [B, H, L] and, with d_o, the gradients, also of the score terms that came from
 // files: f64 if the inputs are f64, else f32, whatever type --dtype computes in.
 #include <hilt/hilt.h>
-#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -21,7 +20,7 @@ using namespace hilt;
 namespace {
 
 const std::string kPublished = "published";
-constexpr std::string_view kPoints = "points:", kNpy = ".npy";
+constexpr std::string_view kPoints = "points:", kNpy = ".npy", kBits = "/bits=";
 
 /// A term of the scores that has a tensor.
 struct Term {
@@ -151,6 +150,8 @@ void read_inputs(Call& c, const Settings& s) {
   if (!s.d_o.empty()) check_alike("--d-o", c.d_o = read_input("--d-o", s.d_o), c.q.shape(), c.q);
   if (c.q.dim(2) == 0 || c.k.dim(2) == 0 || c.q.dim(2) % c.k.dim(2) != 0)
     fail_with(Code::data, "--k: ", c.k.dim(2), " key heads cannot serve the ", c.q.dim(2), " heads of --q evenly");
+  if (c.q.dim(2) > PlanSpec::kMostHeads)
+    fail_with(Code::data, "--q (", s.q, "): ", c.q.dim(2), " heads; at most ", PlanSpec::kMostHeads, " are served");
   if (s.dtype.empty()) c.dtype = c.q.dtype();
   c.device = program::device_of(s.device, c.dtype);
 }
@@ -158,22 +159,18 @@ void read_inputs(Call& c, const Settings& s) {
 /// What --order points:.. names.
 struct Points {
   std::string file;
-  std::string_view kind, bits;
+  std::string_view kind = "hilbert", bits = "16";
 };
 Points points_of(const std::string& order) {
-  const auto expect = [&](bool it_is_so) {
-    check(it_is_so, "--order (", program::brief(order), "): expected points:FILE.npy[/KIND][/bits=B]");
-  };
+  Points points;
   const std::size_t at = order.rfind(kNpy), end = at + kNpy.size();
-  expect(at != order.npos);
-  Points points{.file = order.substr(kPoints.size(), end - kPoints.size())};
-  const std::vector<std::string_view> words = split_text(std::string_view(order).substr(end), '/');
-  expect(words[0].empty());
-  for (const std::string_view word : std::span(words).subspan(1)) {
-    std::string_view& said = word.starts_with("bits=") ? points.bits : points.kind;
-    expect(said.empty());
-    said = word;
-  }
+  std::string_view rest = std::string_view(order).substr(at == order.npos ? 0 : end);
+  if (const std::size_t bits = rest.find(kBits); bits != rest.npos)
+    points.bits = rest.substr(bits + kBits.size()), rest = rest.substr(0, bits);
+  if (rest.starts_with('/')) points.kind = std::exchange(rest, {}).substr(1);
+  check(at != order.npos && rest.empty() && !points.kind.empty(), "--order (", program::brief(order),
+        "): expected points:FILE.npy[/KIND][/bits=B]");
+  points.file = order.substr(kPoints.size(), end - kPoints.size());
   return points;
 }
 /// What --order given or points:.. says, or nothing where it names an order: [L] or [B, L].
@@ -184,29 +181,33 @@ Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& docume
   check(!s.permutation.empty() || !given, "--order (given): needs --permutation FILE, the token at each position");
   if (given) return read_npy(s.permutation);
   if (!s.order.starts_with(kPoints)) return {};
-  const auto [file, kind, said_bits] = points_of(s.order);
-  const auto ordered = [&, kind = kind.empty() ? "hilbert" : kind, said = said_bits](
-                           const Tensor& xyz, const std::vector<Index>& lengths) {
-    const Index bits = said.empty() ? 16 : std::min<Index>(read_index("--order: bits", said.substr(5), 1), 99);
-    return order_of_points(xyz, kind, static_cast<int>(bits), lengths).token_at;
+  const Points said = points_of(s.order);
+  const Index bits = read_index("--order: bits", said.bits, 1);
+  check(bits <= 31, "--order (", program::brief(s.order), "): ", bits, " bits; expected 1..31 on 2 axes, 1..20 on 3");
+  const auto ordered = [&](const Tensor& xyz, const std::vector<Index>& lengths) {
+    return order_of_points(xyz, said.kind, static_cast<int>(bits), lengths).token_at;
   };
-  const Tensor points = read_npy(file), all = points.rank() == 2 ? unsqueeze(points, 0) : points;
+  const Tensor points = read_npy(said.file), all = points.rank() == 2 ? unsqueeze(points, 0) : points;
   if (all.rank() != 3 || (all.dim(0) != 1 && all.dim(0) != batch) || all.dim(1) != length || all.dim(2) / 2 != 1)
-    fail_with(Code::data, "--order (", file, "): points ", points.shape(), "; expected [", length, ", 2 or 3] or [",
-              batch, ", ", length, ", 2 or 3]");
+    fail_with(Code::data, "--order (", program::brief(s.order), "): points ", points.shape(), "; expected [", length,
+              ", 2 or 3] or [", batch, ", ", length, ", 2 or 3]");
+  (void)ordered(zeros({0, all.dim(2)}), {});  // what was said; the rest is the file
+  if (all.numel() == 0) return {};
   std::vector<Tensor> rows;
   for (Index row = 0; row < std::max<Index>(all.dim(0), std::ssize(documents)); ++row) {
     std::vector<Index> lengths;
     Index left = length;
     if (!documents.empty())
-      for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)])
+      for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)]) {
+        check(d.length <= left, "--documents (", program::brief(s.documents), "): those of row ", row,
+              " hold more tokens than a row has, ", length);
         lengths.push_back(d.length), left -= d.length;
+      }
     if (left > 0) lengths.push_back(left);  // behind the documents
     const Index of = all.dim(0) == 1 ? 0 : row;
-    (void)ordered(zeros({0, all.dim(2)}), {});  // what was said; the rest is the file
     try {
       rows.push_back(ordered(squeeze(slice(all, 0, of, of + 1), 0), lengths));
-    } catch (const Error& e) { fail_with(Code::data, "--order (", file, "): ", e.what()); }
+    } catch (const Error& e) { fail_with(Code::data, e.what()); }
   }
   return rows.size() == 1 ? rows[0] : stack(rows);
 }
@@ -245,8 +246,8 @@ void plan_it(Call& c, const Settings& s) {
         " is for one rank; leave one of them out");
   check(s.ranks == 1 || rows == length, "--ranks (", s.ranks, "): --q has ", rows, " rows of ", length,
         " tokens; ranks hold rows of all");
-  check(s.ranks == 1 || c.options.backward != Backward::taped, "--ranks (", s.ranks,
-        "): --mode taped is for one rank; use fused");
+  check(s.ranks == 1 || c.options.backward == Backward::fused, "--ranks (", s.ranks, "): --mode ", s.backward,
+        " is for one rank; use fused");
   if (!s.queries.empty()) spec.queries = rows_of("--queries", s.queries, length, "--k");
   else if (rows < length) spec.queries = query_run(length - rows, rows);
   check(spec.rows_of_q() == rows, "--queries (", program::brief(s.queries), "): names ", spec.rows_of_q(),

@@ -32,7 +32,7 @@ void declare(program::Options& options, compare::Settings& s) {
 }
 
 int work(const program::Options& options, const compare::Settings& settings) {
-  compare::do_exercise(settings);
+  compare::do_exercise(options, settings);
   const auto start = std::chrono::steady_clock::now();
   compare::Lesson lesson{.settings = settings, .options = options, .problem = compare::make_problem(settings)};
   program::Outputs outputs(settings.out);

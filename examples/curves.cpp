@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include "compare/arrangement.h"
 #include "program/program.h"
-#include "program/report/report.h"
 
 using namespace hilt;
 using report::format;

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
     train::follow_up(options, s);
   };
   const auto work = [](const program::Options& options, const train::Settings& s) {
-    if (s.sample_only) return train::sample_from_checkpoint(s);
+    if (s.sample_only) return program::is_first_started() ? train::sample_from_checkpoint(s) : 0;
     std::signal(SIGPIPE, SIG_IGN);  // `train | head` trains on
     if (s.ranks == 1 && s.comm != "mpi") return train::run(options, s);
     return program::run_as("train", s.ranks, s.comm, [&](hilt::Comm& met) { return train::run(options, s, met); });

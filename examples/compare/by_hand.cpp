@@ -104,11 +104,14 @@ Json by_hand() {
   return out;
 }
 
-void do_exercise(const Settings& s) {
+void do_exercise(const program::Options& options, const Settings& s) {
   const std::string number = std::to_string(s.answer ? s.answer : s.exercise);
   const char* const what = !s.check.empty() ? "check" : s.answer ? "answer" : "exercise";
   if (s.check.empty() && number == "0") return;
   const std::string& value = s.check.empty() ? number : s.check;
+  for (const auto& [key, given, is_text, group, preset] : options.values())
+    hilt::check(!options.given("--" + key) || given == preset || key == what || (key == "out" && s.exercise), "--", key,
+                " (", given, "): --", what, " has no use for it; leave one of them out");
   execlp("python3", "python3", "-I", "-c", kCheck, what, value.c_str(), s.out.c_str(), kExercise, nullptr);
   hilt::fail("--", what, " (", value, "): python3 does not start; install it");
 }

@@ -30,7 +30,7 @@ inline constexpr Index kLines = 5;
 
 /// by_hand.cpp: where an exercise is asked for, python3 takes this process over and writes, judges
 /// or answers it.
-void do_exercise(const Settings& settings);
+void do_exercise(const program::Options& options, const Settings& settings);
 
 /// The tensors that are judged, in this order everywhere; the last four where their term is. The
 /// first kOfTokens have rows for tokens.

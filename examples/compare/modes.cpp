@@ -8,10 +8,8 @@ namespace compare {
 Json error_of(const Error& e, const hilt::Shape& shape) {
   Json index = Json::array();
   auto rest = static_cast<Index>(e.worst_index);
-  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+  for (int axis = shape.rank() - 1; axis >= 0; rest /= std::max<Index>(shape[axis--], 1))
     index.insert(index.begin(), rest % std::max<Index>(shape[axis], 1));
-    rest /= std::max<Index>(shape[axis], 1);
-  }
   return {{"max_abs", e.max_abs}, {"rel_l2", e.rel_l2},      {"worst_index", index}, {"verdict", e.ok ? "ok" : "fail"},
           {"limit", e.limit},     {"rel_limit", e.rel_limit}};
 }

@@ -116,8 +116,6 @@ Tensor Dense::forward() const {
 
 using Clock = std::chrono::steady_clock;
 
-double milliseconds_since(Clock::time_point start) { return 1e3 * program::seconds_since(start); }
-
 Trial run_once(const Problem& p, const std::string& mode, const std::function<Tensor()>& forward) {
   Trial run;
   const hilt::Device device = p.q.device();
@@ -132,7 +130,7 @@ Trial run_once(const Problem& p, const std::string& mode, const std::function<Te
   auto start = Clock::now();
   const Tensor o = forward();
   hilt::synchronize(device);
-  run.forward_ms = milliseconds_since(start);
+  run.forward_ms = 1e3 * program::seconds_since(start);
   run.forward_peak = beyond(hilt::memory_stats(device).peak);
   run.held_bytes = beyond(hilt::memory_stats(device).live);
   run.saved_bytes = tape.saved_bytes();
@@ -143,7 +141,7 @@ Trial run_once(const Problem& p, const std::string& mode, const std::function<Te
     hilt::set_op_hook([&](std::string_view name, const Tensor& y) {
       hilt::synchronize(device);
       hilt::NodeReport& op = run.inside.emplace_back();
-      op.name = name, op.output = y.shape(), op.dtype = y.dtype(), op.backward_ms = milliseconds_since(last);
+      op.name = name, op.output = y.shape(), op.dtype = y.dtype(), op.backward_ms = 1e3 * program::seconds_since(last);
       op.backward_live = beyond(hilt::memory_stats(device).live);
       last = Clock::now();
     });
@@ -151,7 +149,7 @@ Trial run_once(const Problem& p, const std::string& mode, const std::function<Te
   const hilt::Gradients g = tape.knows(o) ? tape.backward(o, p.d_o) : hilt::Gradients();
   hilt::synchronize(device);
   hilt::set_op_hook({});
-  run.backward_ms = milliseconds_since(start);
+  run.backward_ms = 1e3 * program::seconds_since(start);
   run.backward_peak = beyond(hilt::memory_stats(device).peak);
   run.result[0] = hilt::moved(o, {});
   for (std::size_t i = 1; i < kTensors.size(); ++i)

@@ -256,6 +256,7 @@ bool Options::parse(int argc, char** argv) {
       std::cerr << app.get_name() + ": warning: " + e.name + ": given " + std::to_string(e.option->count()) +
                        " times; the last counts: " + printable(brief(e.get())) + '\n';
   if (parser_->then) parser_->then();
+  if (!is_first_started() && !parser_->find("--ranks")) return false;
   if (!parser_->print_config) return true;
   for (const auto& [key, value, is_text, group, preset] : values())
     std::cout << (value.empty() ? "# " : "") << key << " = " << quoted(value) << '\n';

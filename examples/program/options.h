@@ -46,7 +46,7 @@ class Options {
   /// `where` the value comes from, for an error.
   void set(Text name, Text value, Text where = "");
 
-  /// False if the user asked for help or the configuration and got it.
+  /// False if all is done: what was asked is printed, or without --ranks another rank works.
   bool parse(int argc, char** argv);
   bool given(Text name) const;
   struct Value {

@@ -89,8 +89,7 @@ std::string Outputs::stage(const std::string& name) {
 void Outputs::write(const std::string& name, const std::string& content) {
   const std::string path = stage(name);
   std::ofstream file(path, std::ios::binary);
-  file.write(content.data(), static_cast<std::streamsize>(content.size()));
-  if (file.flush()) return;
+  if (file << content << std::flush) return;
   const std::string why = std::strerror(errno);
   std::error_code ignored;
   fs::remove(path, ignored), staged_.pop_back();  // what is committed later is without it

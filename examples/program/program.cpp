@@ -46,7 +46,8 @@ std::string with_option(const Error& e) {
   if (!asked || colon == text.npos) return text;
   const std::string what = text.substr(at, colon - at);
   for (const auto& [key, value, is_text, group, preset] : asked->values())
-    if (is_text && !value.empty() && (is_file ? value : key) == what)
+    if (is_text && !value.empty() &&
+        ((is_file ? value : key) == what || value == "points:" + what || what == key + "_of_points"))
       return text.substr(0, at) + "--" + key + " (" + brief(value) + ")" + text.substr(colon);
   return text;
 }

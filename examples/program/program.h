@@ -36,6 +36,7 @@ hilt::Error error_in_flight();
 
 /// How many ranks mpirun or srun has started, by what MPI's environment says; else `otherwise`.
 std::int64_t ranks_started(std::int64_t otherwise);
+bool is_first_started();  // whether this process is the first of them, or alone
 /// Runs work(comm) as `ranks` ranks: where mpirun or srun started this process it is one of them,
 /// else they are threads of this process. The exit status once all have ended. What work throws is
 /// told to all ranks and thrown; run() then says it. A thread that does not end is left behind:

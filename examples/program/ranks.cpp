@@ -51,8 +51,9 @@ int as_threads(const std::string& program, int ranks, const std::function<int(hi
   return worst;
 }
 
-int as_process(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
+int as_process(const std::string& program, hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
   try {
+    comm.agree("ranks", "program = " + program);
     const int status = named(comm, work);
     comm.barrier({"end"});  // whoever does not come is named
     return status;
@@ -64,13 +65,17 @@ int as_process(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
 
 }  // namespace
 
-// As Open MPI says it, PMI (MPICH, Intel MPI, srun --mpi=pmi2), and Slurm with PMIx.
-std::int64_t ranks_started(std::int64_t otherwise) {
-  for (const char* name :
-       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", std::getenv("PMIX_RANK") ? "SLURM_STEP_NUM_TASKS" : "PMI_SIZE"})
-    if (const char* const text = std::getenv(name); text && std::atoi(text) > 1) return std::atoi(text);
-  return otherwise;
+/// Rank and ranks, as Open MPI, PMI (MPICH, Intel MPI, srun --mpi=pmi2) or Slurm with PMIx says it.
+static std::pair<int, int> started() {
+  for (const auto& [rank, ranks] : {std::pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+                                    {"PMI_RANK", "PMI_SIZE"},
+                                    {"PMIX_RANK", "SLURM_STEP_NUM_TASKS"}})
+    if (const char* r = std::getenv(rank), *n = std::getenv(ranks); r && n && std::atoi(n) > 1)
+      return {std::atoi(r), std::atoi(n)};
+  return {0, 1};
 }
+std::int64_t ranks_started(std::int64_t otherwise) { return started().second > 1 ? started().second : otherwise; }
+bool is_first_started() { return started().first == 0; }
 
 int run_as(const std::string& program, std::int64_t ranks, const std::string& over,
            const std::function<int(hilt::Comm&)>& work) {
@@ -79,7 +84,7 @@ int run_as(const std::string& program, std::int64_t ranks, const std::string& ov
   if (started > 1 || over == "mpi") {
     hilt::Comm comm = hilt::mpi_ranks();
     hilt::check(comm.size() == ranks, "--comm (mpi): nobody started ", ranks, " ranks; begin with: mpirun -n ", ranks);
-    return as_process(std::move(comm), work);
+    return as_process(program, std::move(comm), work);
   }
   return as_threads(program, static_cast<int>(ranks), work);
 }

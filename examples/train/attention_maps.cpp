@@ -1,6 +1,5 @@
 // Where a few heads of a model look, on a row it never saw: the weights, for the report.
 #include <set>
-#include "../program/report/report.h"
 #include "run.h"
 
 namespace train {

@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <unistd.h>
 #include <atomic>
-#include <charconv>
 #include <exception>
 #include <filesystem>
 #include <iostream>
@@ -39,6 +38,8 @@ using program::seconds_since;
 constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
+std::string sample_name(Index step) { return format("sample-%06lld.txt", static_cast<long long>(step)); }
+
 class Training {
  public:
   Training(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
@@ -69,7 +70,7 @@ class Training {
     hilt::reset_memory_peak(device_);
     began_ = Clock::now();
     if (!is_first()) return loop(nullptr), finish(nullptr);
-    const Tidy tidy{*this, s_.out + "/log.jsonl"};
+    const Tidy tidy{*this};
     Progress progress(story_.start, first_);
     loop(&progress);
     return finish(&progress);
@@ -90,8 +91,8 @@ class Training {
       from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
       first_ = saved_ = tried_ = from_->step();
       remember_best();
-      check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
-            " steps; there is nothing left to do: --sample-only shows what it learned");
+      check(first_ < s_.steps || (first_ == s_.steps && lacks_its_end()), "--resume: ", from_->path(),
+            " ends a run of ", s_.steps, " steps; there is nothing left to do: --sample-only shows what it learned");
     } else {
       refuse_if_taken();
     }
@@ -118,16 +119,22 @@ class Training {
     if (!s_.dry_run) require_memory(story_.memory, s_, have);
   }
 
+  // Whether a run was killed after its last checkpoint, and before all else was written.
+  bool lacks_its_end() const {
+    const std::filesystem::path report = s_.out + "/report.html", saved = from_->path();
+    return !exists(report) || last_write_time(report) < last_write_time(saved) ||
+           !std::filesystem::exists(s_.out + '/' + sample_name(first_));
+  }
+
   // For a resumed run. It forgets a best of a later step, which it will reach again.
   void remember_best() {
     const std::string path = s_.out + '/' + hilt::kBestCheckpoint;
     if (!std::filesystem::exists(path)) return;
     const hilt::Checkpoint best(path);
     if (best.step() > first_) return;
-    const std::string& text = best.get("val_loss");
-    if (std::from_chars(text.data(), text.data() + text.size(), best_loss_).ec != std::errc{})
-      fail_with(Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
-    best_ = kept_ = best.step();
+    const std::optional<double> loss = hilt::number_in<double>(best.get("val_loss"));
+    if (!loss) fail_with(Code::data, path, ": metadata 'val_loss' should be a number, is '", best.get("val_loss"), "'");
+    best_loss_ = *loss, best_ = kept_ = best.step();
   }
 
   // From the first steps' time: how many fit. From here on the run is one of that many --steps.
@@ -198,13 +205,13 @@ class Training {
             : sample_text(trainer_->model(), task_->vocabulary(), s_,
                           {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
                   .text;
-    write(format("sample-%06lld.txt", static_cast<long long>(step)), sample + (sample.ends_with('\n') ? "" : "\n"),
-          progress);
+    write(sample_name(step), sample + (sample.ends_with('\n') ? "" : "\n"), progress);
     story_.samples.emplace_back(step, sample);
   }
 
   void loop(Progress* progress) {
     const bool fits = s_.seconds > 0 && !s_.resume;
+    if (progress && first_ == s_.steps) sample(*progress), save(progress);  // what a run that was killed then lacks
     while (trainer_->steps() < s_.steps && !stop_) {
       const auto before = Clock::now();
       const auto step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, asked);
@@ -252,6 +259,7 @@ class Training {
              (is_there ? "in " + name : "not saved");
     };
     const Line& last = log_->last();
+    if (best_ < 0 || last.step == 0) return "";  // their files are gone
     return of("best", best_loss_, best_, kept_ == best_, hilt::kBestCheckpoint) + "; " +
            of("last", last.val_loss, last.step, saved_ == last.step, hilt::checkpoint_name(last.step)) + '\n';
   }
@@ -325,6 +333,7 @@ class Training {
     describe(s_, config_, story_.memory);
     story_.start.out = s_.out;
     log_ = std::make_unique<Log>(*outputs_, options_, story_.start, first_);
+    story_.measured_bytes = log_->last().bytes;
   }
 
   std::string agreement() const {
@@ -342,12 +351,11 @@ class Training {
   /// that learned nothing, nothing does. No catch: the stack of --debug would end there.
   struct Tidy {
     Training& run;
-    std::string log;
     int before = std::uncaught_exceptions();
     ~Tidy() {
       if (std::uncaught_exceptions() == before) return;
       if (run.first_ == 0 && run.trainer_->steps() == 0) {
-        ::unlink(log.c_str());
+        ::unlink((run.s_.out + "/log.jsonl").c_str());
       } else {
         try {
           const Index steps = run.trainer_->steps();

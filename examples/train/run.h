@@ -51,9 +51,6 @@ struct Evaluation {
 
 class Trainer {
  public:
-  Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
-          hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {})
-      : Trainer(hilt::make_transformer(config, seed, dtype), std::move(task), seed, adamw, device, grid) {}
   Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std::uint64_t seed, const hilt::AdamW& adamw,
           hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
@@ -68,7 +65,6 @@ class Trainer {
   bool is_whole() const { return whole_; }
 
   const hilt::Transformer& model() const { return model_; }
-  Index parameters() { return hilt::parameter_count(model_); }
 
   /// Everything that decides what comes next: tensors by name, and counters.
   std::vector<hilt::SafetensorsItem> items();
@@ -94,7 +90,6 @@ class Trainer {
   void load(Index batch, Index accumulate);
   void pass(bool checked);
   [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, const char* what_to_lower);
-  hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
 
   hilt::Device device_;
   hilt::RankGrid grid_;

@@ -173,10 +173,10 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
        "; leave these options out, or name another --out");
 }
 
-void check_finite(const hilt::NamedParameters& weights, const std::string& path, const std::string& prefix) {
-  for (const hilt::NamedParameter& p : weights)
-    if (const auto odd = program::not_finite(*p.tensor))
-      fail_with(Code::not_a_number, path, ": tensor ", prefix, p.name, " holds ", *odd,
+void check_finite(const hilt::SafetensorsFile& file, const std::string& prefix) {
+  for (const hilt::SafetensorsEntry& e : file.entries())
+    if (const auto odd = e.name.starts_with(prefix) ? program::not_finite(file.read(e.name)) : std::nullopt)
+      fail_with(Code::not_a_number, file.path(), ": tensor ", e.name, " holds ", *odd,
                 "; take a file whose numbers are finite");
 }
 
@@ -236,7 +236,7 @@ int sample_from_checkpoint(const Settings& s) {
   std::vector<hilt::SafetensorsItem> items;
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
-  check_finite(hilt::parameters_of(model), checkpoint.path(), "model.");
+  check_finite(checkpoint.file(), "model.");
   if (s.on_grid()) {
     std::cout << sample_board(model, *task, s, s.seed);
     return 0;

@@ -23,12 +23,10 @@ static std::map<std::string, std::string> suited(const Profile& profile) {
 
 /// "; life: 500; text: 1000", for the help of an option.
 static std::string suited_in_words(const std::string& option) {
-  std::map<std::string, std::string> tasks;  // by value
+  std::string text;
   for (const Profile* p : kTasks)
     for (const auto& [name, value] : suited(*p))
-      if (name == option) tasks[value] += (tasks[value].empty() ? "" : ", ") + std::string(p->name);
-  std::string text;
-  for (const auto& [value, names] : tasks) text += "; " + names + ": " + value;
+      if (name == option) text += "; " + std::string(p->name) + ": " + value;
   return text;
 }
 
@@ -156,7 +154,7 @@ hilt::Transformer read_weights(const Settings& s) {
     fail_with(Code::data, "--from (", s.from, "): its hidden width is ", hidden, ", here it is ", 4 * s.width,
               "; no other is known here");
   if (theirs.head) fail_with(Code::data, "--from (", s.from, "): its head is not its embedding; GPT-2's is");
-  check_finite(hilt::parameters_of(theirs), weights_of(s));
+  check_finite(hilt::SafetensorsFile(weights_of(s)));
   return theirs;
 }
 
@@ -191,10 +189,8 @@ void adopt_defaults(program::Options& options, Settings& s) {
   if (!s.from.empty()) adopt_gpt2(options, s);
   if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
   // A constant rate does not know how long the run is: it can be continued to more --steps.
-  const bool open_ended = s.schedule == "constant";
-  prefer("--warmup", std::to_string(open_ended      ? 0
-                                    : s.seconds > 0 ? s.warmup
-                                                    : std::min<Index>(s.warmup, s.steps / 10)));
+  const Index tenth = s.seconds > 0 ? s.warmup : std::min<Index>(s.warmup, s.steps / 10);
+  prefer("--warmup", std::to_string(s.schedule == "constant" ? 0 : tenth));
 }
 
 hilt::Grid board_of(const Settings& s) { return program::grid_of(s.grid, 1024); }
@@ -216,12 +212,10 @@ void check_settings(const program::Options& options, const Settings& s) {
   check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
         " has no use for it; leave one of them out");
   check(s.from.empty() || !s.resume, "--from (", s.from, "): --resume goes on from --out; leave one of them out");
-  if (s.resume)
-    check(s.tokenizer.empty(), "--tokenizer (", s.tokenizer, "): --resume has that of the checkpoint; leave it out");
-  else
-    check(
-        s.vocabulary != "bpe" || !s.tokenizer.empty(),
-        "--vocabulary (bpe): needs --tokenizer, a directory with GPT-2's vocab.json and merges.txt or tokenizer.json");
+  check(!s.resume || s.tokenizer.empty(), "--tokenizer (", s.tokenizer,
+        "): --resume has that of the checkpoint; leave it out");
+  check(s.resume || s.vocabulary != "bpe" || !s.tokenizer.empty(), "--vocabulary (bpe): needs --tokenizer, ",
+        "a directory with GPT-2's vocab.json and merges.txt or tokenizer.json");
   check(s.ranks % s.sequence_ranks == 0, "--sequence-ranks (", s.sequence_ranks, "): must divide --ranks, ", s.ranks);
   check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks,
         " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");

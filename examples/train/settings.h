@@ -48,8 +48,8 @@ void declare_sampling(program::Options& options, Settings& s);
 hilt::Transformer read_weights(const Settings& s);
 /// Its weights in `model`, whose kind it must be.
 void take_weights(hilt::Transformer& model, hilt::Transformer theirs, const Settings& s);
-/// Throws Code::not_a_number where a weight of a file is none; its name there has a prefix.
-void check_finite(const hilt::NamedParameters& weights, const std::string& path, const std::string& prefix = "");
+/// Throws Code::not_a_number where a weight of a file is none, of those whose names begin so.
+void check_finite(const hilt::SafetensorsFile& file, const std::string& prefix = "");
 void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be asked for in one call.
 void check_settings(const program::Options& options, const Settings& s);

@@ -24,10 +24,6 @@ Trainer::Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std:
   if (is_scaled()) scale_ = kFirstScale;
 }
 
-hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
-  return grid_.part_of(whole, model_.blocks.front().attention);
-}
-
 // While a GPU computes a step, a thread makes the next one's rows; a CPU makes them when asked.
 std::future<std::vector<hilt::Batch>> Trainer::fetch(const Asked& asked) const {
   return std::async(device_.is_cuda() ? std::launch::async : std::launch::deferred, [task = task_, asked] {
@@ -51,7 +47,7 @@ void Trainer::load(Index batch, Index accumulate) {
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const hilt::Batch& whole = batches[i];
     MicroBatch& mine = micro_batches_[i];
-    hilt::RankGrid::Part part = part_of(whole);
+    hilt::RankGrid::Part part = grid_.part_of(whole, model_.blocks.front().attention);
     mine.share = grid_.world().size() == 1 ? 1
                                            : static_cast<double>(hilt::count_targets(part.batch.targets)) /
                                                  static_cast<double>(hilt::count_targets(whole.targets));
@@ -108,8 +104,7 @@ std::pair<double, bool> Trainer::attempt(Index batch, Index accumulate, double l
 }
 
 Update Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
-  const Index rows = rows_, updates = steps();
-  const hilt::RandomKey noise = noise_.state();
+  const Index updates = steps();
   struct Undo {
     Trainer& of;
     Index rows;
@@ -119,7 +114,7 @@ Update Trainer::step(Index batch, Index accumulate, double lr, double clip, bool
       if (std::uncaught_exceptions() != before && of.whole_) of.rows_ = rows, of.noise_.set_state(noise);
     }
   };
-  const Undo undo{*this, rows, noise};
+  const Undo undo{*this, rows_, noise_.state()};
   for (Index skipped = 0;; ++skipped) {
     const hilt::RandomKey here = noise_.state();
     const auto [loss, stops] = attempt(batch, accumulate, lr, clip, stop);
@@ -132,7 +127,7 @@ Update Trainer::step(Index batch, Index accumulate, double lr, double clip, bool
     }
     optimizer_.set_steps(updates);  // nothing was updated
     if (!is_scaled() || !std::isfinite(loss) || scale_ <= 1) {
-      rows_ = rows;
+      rows_ = undo.rows;
       explain(loss, here, lr * decay_ > 2 ? "--weight-decay" : clip > 0 ? "--lr" : "--lr, or set --clip 1");
     }
     whole_ = true;
@@ -156,10 +151,7 @@ void Trainer::explain(double loss, const hilt::RandomKey& noise, const char* wha
       why = "parameter " + parameter.name + " is not finite after update " + std::to_string(steps());
   noise_.set_state(noise);
   try {
-    if (why.empty()) {
-      pass(true);
-      hilt::clip_grad_norm(gradients_, parameters_, 0);
-    }
+    if (why.empty()) pass(true), hilt::clip_grad_norm(gradients_, parameters_, 0);
   } catch (const hilt::Error& e) { why = e.what(); }
   noise_.set_state(noise);
   hilt::fail_with(hilt::Code::not_a_number, "loss (", loss, "): not finite at step ", steps() + 1, ": ", why,
@@ -171,7 +163,8 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
   std::vector<double> sums(3);  // of losses, of targets that were hit, of targets
   for (Index first = 0; first < rows; first += batch) {
     const Index count = std::min(batch, rows - first);
-    const hilt::RankGrid::Part part = part_of(task_->batch(Split::validation, first, count));
+    const hilt::RankGrid::Part part =
+        grid_.part_of(task_->batch(Split::validation, first, count), model_.blocks.front().attention);
     const Tensor logits = model_.logits(part.batch.inputs, {.place = &part.place});
     const double targets = static_cast<double>(hilt::count_targets(part.batch.targets));
     sums[0] += hilt::cross_entropy(logits, hilt::moved(part.batch.targets, device_)).item() * targets;
@@ -197,10 +190,9 @@ hilt::SafetensorsMetadata Trainer::counters() const {
                                 {"noise.seed", std::to_string(noise.seed)},
                                 {"noise.stream", std::to_string(noise.stream)},
                                 {"vocabulary", task_->vocabulary().text()}};
-  if (is_scaled()) {
-    out["scale.power"] = std::to_string(std::ilogb(scale_));
-    out["scale.good"] = std::to_string(good_);
-  }
+  if (!is_scaled()) return out;
+  out["scale.power"] = std::to_string(std::ilogb(scale_));
+  out["scale.good"] = std::to_string(good_);
   return out;
 }
 

@@ -269,9 +269,17 @@ TEST_F(Attend, TakesAnOrderFromAFileOrFromPoints) {
   says(given("o.npy", "--out " + files.path("")), 2, "o.npy is an input; name another directory");
   says(run("--order given"), 2, "--order (given): needs --permutation FILE");
   says(run("--order row --permutation " + pi), 2, "goes with --order given, not row");
-  says(run(points + "/peano"), 2, "order_of_points: kind");
-  for (const char* odd : {"?", "/hilbert/morton", "/bits=3/bits=4"})
-    says(run(points + odd), 2, "expected points:FILE.npy[/KIND][/bits=B]");
+  says(run(points + "/peano"), 2, "/peano): kind: 'peano' is not one of");
+  says(run(points + "/hilbert/morton"), 2, "/hilbert/morton): kind: 'hilbert/morton' is not one of");
+  says(run(points + "/bits=3/bits=4"), 2, "--order: bits: '3/bits=4' is not a whole number");
+  says(run(points + "/bits=4294967297"), 2, "): 4294967297 bits; expected 1..31 on 2 axes, 1..20 on 3");
+  for (const char* odd : {"?", "/", "//bits=3"}) says(run(points + odd), 2, "expected points:FILE.npy[/KIND][/bits=B]");
+  says(run("--order points:none.npy"), 3, "--order (points:none.npy): cannot open");
+  says(run(points + " --documents 9,8"), 2, "--documents (9,8): those of row 0 hold more tokens than a row has, 16");
+  Values spoiled(corners.begin(), corners.end());
+  spoiled[3] = std::nan("");
+  hilt::write_npy(files.path("o.npy"), hilt::from_values(spoiled, {16, 2}));
+  says(run("--order points:" + files.path("o.npy")), 3, "o.npy): row 1 has nan on axis 1");
   says(run("--order points:"), 2, "expected points:FILE.npy[/KIND][/bits=B]");
   says(run("--order points:" + pi), 3, "points [16]; expected [16, 2 or 3] or [2, 16, 2 or 3]");
 }

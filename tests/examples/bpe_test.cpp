@@ -121,6 +121,8 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   EXPECT_EQ(error_of([&] { Vocabulary::pairs_of(pair.directory()); }),
             "data: --tokenizer (" + pair.directory() + "/vocab.json): nested more than 16 deep");
   EXPECT_EQ(error_of([] { Vocabulary::pairs("{", "t"); }), "data: t: not JSON at byte 1");
+  EXPECT_EQ(error_of([] { Vocabulary::pairs(R"({"a": {"b": 1}, "c": {"b": 1, "d": [], "b": 2}})", "t"); }),
+            "data: t: \"b\" stands there twice");
   EXPECT_TRUE(
       error_of([] { Vocabulary::pairs_of("/none"); }).starts_with("data: --tokenizer (/none/tokenizer.json): "));
   const Temporary dir;

@@ -61,6 +61,16 @@ refused 2 "--heads: needs one value" compare_gradients --heads
 refused 2 "--dropout (1.5): must be 0..0.99" compare_gradients --dropout 1.5
 refused 2 "--dropout (nan): must be 0..0.99" compare_gradients --dropout nan
 refused 2 "--kv-heads (3): must divide --heads, 4" compare_gradients --kv-heads 3
+# What an exercise has no use for is not dropped.
+for other in '--answer 2' '--check sol.py' --json '--length 7' '--config seven.ini'; do
+  printf 'length = 7\n' >seven.ini
+  # shellcheck disable=SC2086
+  refused 2 'has no use for it; leave one of them out' compare_gradients --exercise 1 $other
+done
+for flags in '--answer 1 --json' '--check sol.py --pattern segment:4'; do
+  # shellcheck disable=SC2086
+  refused 2 'has no use for it; leave one of them out' compare_gradients $flags
+done
 refused 2 "--dtype (f8): must be one of f64, f32, bf16, f16; did you mean" compare_gradients --dtype f8
 refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" compare_gradients --modes fsued
 refused 2 "--causal (past): must be one of none, token, curve" compare_gradients --causal past
@@ -72,6 +82,13 @@ refused 2 "--order (hilbrt): " attend --q q.npy --k k.npy --v k.npy --order hilb
 for program in compare_gradients curves 'attend --q q.npy --k k.npy --v k.npy'; do
   # shellcheck disable=SC2086
   refused 2 "--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128" $program --pattern segment:0
+done
+for program in 'compare_gradients --length 16' 'curves --grid 4x4' 'attend --q q.npy --k k.npy --v k.npy'; do
+  for n in 16 2147483647; do
+    # shellcheck disable=SC2086
+    refused 2 "--pattern (slide:2,prefix=$n): a row has 16 tokens, none of which is behind its prefix" $program \
+      --pattern slide:2,prefix=$n
+  done
 done
 refused 2 "did you mean segment?" compare_gradients --pattern segmnt:4
 refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, window3d, slide3d, neighborhood3d, blocks; did you mean segment?" curves --pattern SEGMENT:4
@@ -222,6 +239,16 @@ attend 3 "--bias (k.npy): bias: [1, 16, 2, 8] does not broadcast" --bias k.npy
 attend 3 "--v: shape [1, 16, 4, 8], expected [1, 16, 2, 8]" --v q.npy
 attend 3 "--k: 3 key heads cannot serve the 4 heads of --q evenly" --k three.npy --v three.npy
 attend 3 "--d-o: shape [1, 16, 2, 8], expected [1, 16, 4, 8]" --d-o k.npy
+# An array without elements is as large as it says on its other axes: of those nothing is made.
+for shape in '1, 0, 2147483648, 1' '0, 1, 1099511627776, 1' '1, 1, 1099511627776, 0'; do
+  rm -f heads.npy
+  npy heads.npy '<f4' "$shape" 0
+  attend 3 ' heads; at most 65535 are served' --q heads.npy --k heads.npy --v heads.npy
+done
+npy rows.npy '<f4' '1099511627776, 0, 1, 1' 0
+npy many-points.npy '<f4' '1099511627776, 0, 2' 0
+expect_soon 0 'points of no tokens' "$programs/attend" --q rows.npy --k rows.npy --v rows.npy \
+  --order points:many-points.npy --out none
 
 # ---- numbers: what is finite stays finite or is refused, what is not passes with a warning ----
 numbers() {  # FILE, descr, shape, count, bytes of each
@@ -252,6 +279,9 @@ attend 2 'window2d:2x2 needs a grid in every document; one of row 0 has 3 tokens
 attend 2 'order hilbert:4x4 names a grid, and grids belong to documents: 9' --order hilbert:4x4 --documents 9
 attend 2 '--documents (9/7): 2 lists, but --q has 1 rows' --documents 9/7
 attend 2 '--ranks (1024): more than the 16 tokens of --k' --ranks 1024
+for mode in taped hybrid; do
+  attend 2 "--ranks (2): --mode $mode is for one rank; use fused" --ranks 2 --mode $mode
+done
 npy many.npy '<f4' '1, 64, 4, 8' 8192
 (ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)
 says err 'File too large'

@@ -168,7 +168,30 @@ exec(text, names)
 hand = json.load(open('c/compare.json'))['by_hand']['matrices']
 for name in ('Q', 'K', 'V', 'dO'): assert names[name] == hand[name], name"
   expect 3 '--check of nothing' "$programs/compare_gradients" --check nothing.py
-  says err 'compare_gradients: error: --check (nothing.py): FileNotFoundError'
+  says err 'compare_gradients: error: --check (nothing.py): No such file or directory; name one that --exercise wrote'
+  expect 3 '--check of what is no file' "$programs/compare_gradients" --check /dev/full
+  says err 'compare_gradients: error: --check (/dev/full): not a regular file'
+  # The verdict is not the file's to give, nor what stands on the terminal.
+  judged() {  # STATUS, what is said, what stands in front of a file that is right, where it is said
+    { echo "$3"; cat x/done.py; } >x/own.py
+    expect "$1" "--check of $3" "$programs/compare_gradients" --check x/own.py
+    says "${4-err}" "$2"
+  }
+  judged 3 'error: --check (x/own.py): line 1: BaseException: ' 'raise BaseException'
+  judged 3 'error: --check (x/own.py): line 1: GeneratorExit: \x1b[31mred' 'raise GeneratorExit("\x1b[31mred")'
+  judged 3 'error: --check (x/own.py): it ended before' 'import os; os._exit(0)'
+  judged 3 '.. of ' 'raise type("N" * 70000, (Exception,), {})("m" * 70000)'
+  (($(wc -c <"$scratch/err") < 500)) || fail "a name of 70,000 characters: $(wc -c <"$scratch/err") bytes"
+  judged 3 'error: --check (x/own.py): line ' 'import __main__; __main__.fail = print; raise OSError'
+  judged 0 '| \x1b]0;title\x07' 'print("\x1b]0;title\x07")' out
+  judged 0 '| ..' 'print("x\n" * 100000)' out
+  (($(wc -c <"$scratch/out") < 50000)) || fail "what a file prints: $(wc -c <"$scratch/out") bytes"
+  expect 3 'a name with an escape' "$programs/compare_gradients" --check $'\033[31mno'
+  says err 'error: --check (\x1b[31mno): No such file'
+  ! grep -q $'\033' "$scratch/out" "$scratch/err" || fail 'an escape came through'
+  sed 's/^\( *\)return Delta/\1dV = None\n\1return Delta/' x/done.py >x/none.py
+  expect 1 'a matrix that is none' "$programs/compare_gradients" --check x/none.py
+  says out 'dV is no matrix of 4 x 2 numbers'
 fi
 # A page with much on it: six parts, terms, all modes.
 expect 0 'a large page' "$programs/compare_gradients" --length 4096 --heads 1 --head-dim 4 --repeat 2 --softcap 5 --alibi learned --relative 9 --sink --pattern segment:64+segment:256,dilation=4+slide2d:2x2+segment:32+slide:5+segment:512,dilation=16 --out large

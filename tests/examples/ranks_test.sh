@@ -112,6 +112,19 @@ if [[ $links == *mpi* ]]; then
     "env HILT_FORCE_ORDER=row $train"
   unlike 'text.checksum = ' "$train --text text" "$train --text other"
 
+  unlike 'ranks: rank 1 has program = ring, rank 0 program = train' "$train" "$ring"
+
+  # ---- programs of one rank: the first works, the others end well ----
+  for program in 'compare_gradients --length 64 --repeat 2 --modes fused --out c' 'curves --grid 8x8 --out c' \
+    'sample --tokens 8 --out one --seed 1' 'train --sample-only --tokens 8 --out one --seed 1'; do
+    # shellcheck disable=SC2086
+    expect 0 "$program alone" "$programs"/$program
+    cp out alone
+    # shellcheck disable=SC2086
+    expect 0 "$program on two ranks" "${mpi[@]}" -n 2 "$programs"/$program
+    [[ $(wc -l <out) == "$(wc -l <alone)" ]] || fail "$program on two ranks: $(cat out)"
+  done
+
   # ---- attend writes what one rank writes; a number that is not that of mpirun is refused ----
   python3 -c '
 import random, struct

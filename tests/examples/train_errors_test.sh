@@ -35,6 +35,13 @@ refused 2 '--warmup (50): longer than the whole run, --steps 10' --steps 10 --wa
 refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --steps 10 --seconds 5
 refused 2 '--text: --task text needs a file; name one' --task text
 refused 2 '--text (x): --task life has no use for it; leave it out' --task life --text x
+for task in life ising; do
+  refused 2 "--tokens (9): --task $task has no use for it; leave it out" --task $task --tokens 9
+done
+for n in 192 2147483647; do
+  refused 2 "--pattern (slide:2,prefix=$n): a row has 192 tokens, none of which is behind its prefix" \
+    --pattern slide:2,prefix=$n
+done
 refused 2 '--relative (31x32): 32 is even; offsets from -r to r are 2 r + 1' --relative 31x32
 refused 2 '--relative (3x3): table [8, 3, 3] is for 2 axes, but order row has no grid; name one, as in row:HxW' \
   --relative 3x3

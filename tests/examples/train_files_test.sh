@@ -98,6 +98,24 @@ cmp c10/ckpt-000020.safetensors c20/ckpt-000020.safetensors || fail 'ten and ten
 [[ $(grep -c '"step"' c10/log.jsonl) == 20 ]] || fail 'the log of a resumed run lacks steps'
 run 2 --resume --out c10
 says err 'nothing left to do'
+# Killed behind its last checkpoint: what was to come then is written, and what is there stays what it was.
+for lost in report.html sample-000020.txt; do
+  cp -r whole end
+  rm "end/$lost"
+  run 0 --resume --out end
+  [[ $(ls end) == "$(ls whole)" ]] || fail "a run that lost $lost: $(ls end)"
+  for file in sample-000020.txt ckpt-000020.safetensors; do cmp whole/$file end/$file || fail "lost $lost: $file"; done
+  rm -r end
+done
+cp -r whole end
+cp end/ckpt-000010.safetensors end/ckpt-000005.safetensors
+touch -d '1 hour ago' end/report.html  # of before it went on
+run 0 --resume --keep 2 --out end
+[[ $(ls end) == "$(ls whole)" ]] || fail "a run killed at its end left $(ls end)"
+[[ $(tail -1 "$scratch/out") == end/report.html ]] || fail "not the report's path: $(tail -1 "$scratch/out")"
+says out 'last: validation loss '
+run 2 --resume --out end
+says err 'nothing left to do'
 # With another configuration: refused, with the difference.
 run 2 --resume --lr 0.5 --out half
 says err 'lr: 0.002 in the checkpoint, 0.5 asked for'
@@ -138,7 +156,8 @@ done
 grep -q '"loss_scale":65536' whole-f16/log.jsonl || fail 'the log of a run in f16 lacks its scale'
 
 # And on a grid, with another pattern in odd blocks; a sample asks for none of it.
-run 0 --task ising --layers 2 --steps 8 --save-every 4 --grid 4x4 --out ising
+# shellcheck disable=SC2086
+expect 0 'ising' "$train" ${tiny% --tokens 8} --task ising --layers 2 --steps 8 --save-every 4 --grid 4x4 --out ising
 says out "above the exact posterior's there"
 mkdir half-ising && cp ising/ckpt-000004.safetensors half-ising/
 expect 0 'resume ising' "$train" --resume --out half-ising
@@ -402,13 +421,16 @@ while ((killed < kills)); do
       kill -9 $pid 2>/dev/null || true
     fi
     status=0; wait $pid 2>/dev/null || status=$?
+    # Killed once all was there, it has nothing left to do.
+    [[ $status != 2 || ! -f victim/report.html ]] || ! grep -q 'nothing left to do' kill.err || status=0
     [[ $status == 0 || $status == 137 ]] || fail "a run failed by itself ($status): $(cat kill.err)"
     if [[ $status != 0 ]]; then
       killed=$((killed + 1))
       ! is_torn || torn=$((torn + 1))
     fi
-    [[ ! -f victim/ckpt-000$steps.safetensors ]] || status=0  # killed after its last step
   done
+  [[ -f victim/report.html && $(compgen -G 'victim/ckpt-*' | wc -l) == 2 ]] ||
+    fail "after $killed kills a run ended with $(ls victim)"
   cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors || fail "after $killed kills a run ended otherwise"
   finished=$((finished + 1))
 done

@@ -28,10 +28,15 @@ Settings tiny() {
   return s;
 }
 
+Trainer trainer_of(const hilt::TransformerConfig& config, const std::shared_ptr<const Task>& task, std::uint64_t seed,
+                   hilt::DType dtype, const hilt::AdamW& adamw) {
+  return {hilt::make_transformer(config, seed, dtype), task, seed, adamw};
+}
+
 std::vector<double> curve(const Settings& s, hilt::DType dtype = hilt::DType::f32) {
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, static_cast<std::uint64_t>(s.seed), dtype,
-                  adamw_of(s));
+  Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, static_cast<std::uint64_t>(s.seed),
+                               dtype, adamw_of(s));
   const hilt::Schedule schedule = schedule_of(s);
   std::vector<double> losses;
   while (trainer.steps() < s.steps)
@@ -82,7 +87,7 @@ TEST(TrainCurve, InBf16IsBesideThatOfF32AndTheSameAgain) {
   EXPECT_LT(worst, 0.05);
   EXPECT_LT(narrow.back(), narrow.front() - 1);
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::bf16, adamw_of(s));
+  Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::bf16, adamw_of(s));
   std::size_t weights = 0, masters = 0;
   for (const hilt::SafetensorsItem& item : trainer.items()) {
     weights += item.name.starts_with("model.") && item.tensor.dtype() == hilt::DType::bf16;
@@ -100,7 +105,7 @@ TEST(TrainCurve, InF16IsBesideThatOfF32WhateverTheScaleWas) {
   EXPECT_EQ(curve(s, hilt::DType::f16), narrow);
   for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(narrow[i], exact[i], 0.02) << i;
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f16, adamw_of(s));
+  Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f16, adamw_of(s));
   hilt::SafetensorsMetadata counters = trainer.counters();
   EXPECT_EQ(counters.at("scale.power"), "16");
   counters["scale.power"] = "40", counters["scale.good"] = "998";
@@ -142,7 +147,7 @@ TEST(TrainMemory, DoesNotGrow) {
   s.layers = 1, s.heads = 1, s.width = 8, s.context = 8, s.batch = 1, s.lr = 1e-4;
   const Index steps = scaled(10000, 500), settled = 20;
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+  Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   for (Index i = 0; i < settled; ++i) trainer.step(s.batch, 1, s.lr, s.clip);
   hilt::reset_memory_peak();
   trainer.step(s.batch, 1, s.lr, s.clip);
@@ -173,8 +178,9 @@ TEST(TrainMemory, IsWhatWasPlanned) {
     const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
     const double planned = plan_memory(s, config).total();
     const std::size_t other = hilt::memory_stats().live;
-    Trainer trainer(config, task, 0, hilt::DType::f32, adamw_of(s));
-    EXPECT_EQ(trainer.parameters(), count_parameters(config));
+    Trainer trainer = trainer_of(config, task, 0, hilt::DType::f32, adamw_of(s));
+    hilt::Transformer model = trainer.model();
+    EXPECT_EQ(hilt::parameter_count(model), count_parameters(config));
     hilt::reset_memory_peak();
     trainer.step(s.batch, 1, 1e-3, 1);
     const double measured = static_cast<double>(hilt::memory_stats().peak - other);
@@ -194,8 +200,9 @@ TEST(TrainMemory, IsWhatWasPlannedWithTerms) {
     const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
     const MemoryPlan planned = plan_memory(s, config);
     const std::size_t other = hilt::memory_stats().live;
-    Trainer trainer(config, task, 0, program::dtype_of(dtype), adamw_of(s));
-    EXPECT_EQ(trainer.parameters(), count_parameters(config));
+    Trainer trainer = trainer_of(config, task, 0, program::dtype_of(dtype), adamw_of(s));
+    hilt::Transformer model = trainer.model();
+    EXPECT_EQ(hilt::parameter_count(model), count_parameters(config));
     EXPECT_NEAR(static_cast<double>(hilt::memory_stats().live - other), planned.parameters + planned.moments, 100);
     hilt::reset_memory_peak();
     trainer.step(s.batch, 1, 1e-3, 1);
@@ -215,7 +222,7 @@ TEST(TrainMemory, CountsBeyondWhere64BitsEnd) {
 TEST(TrainNumbers, ThatAreNoneAreNamed) {
   Settings s = tiny();
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+  Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   trainer.step(s.batch, 1, 1e-3, 1);
   trainer.items()[0].tensor.mutable_data<float>()[3] = std::nanf("");
   const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
@@ -227,7 +234,7 @@ TEST(TrainNumbers, ThatAreNoneAreNamed) {
 TEST(TrainNumbers, ThatOverflowNameTheOp) {
   Settings s = tiny();
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+  Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   for (hilt::SafetensorsItem& item : trainer.items())
     if (item.name == "model.tokens.weight") std::fill_n(item.tensor.mutable_data<float>(), item.tensor.numel(), 3e38f);
   const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
@@ -272,7 +279,7 @@ TEST(TrainResume, CheckpointsWithoutTheOptimizersCountGoOn) {
   const Settings s = tiny();
   const std::shared_ptr<const Task> task = make_task(s);
   const auto begin = [&] {
-    return Trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+    return trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   };
   Trainer first = begin(), second = begin();
   for (int i = 0; i < 2; ++i) first.step(s.batch, 1, 1e-3, 1);
@@ -358,7 +365,7 @@ class Forged {
     program::Options options("train", "test");
     declare(options, s);
     const std::shared_ptr<const Task> task = make_task(s);
-    Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+    Trainer trainer = trainer_of(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
     trainer.step(s.batch, 1, 1e-3, 1);
     hilt::Tensor embedding = trainer.items()[0].tensor;
     if (weight != 0) std::fill_n(embedding.mutable_data<float>(), embedding.numel(), weight);

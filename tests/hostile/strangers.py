@@ -153,6 +153,7 @@ def gpt2s_configuration(here):
                           b'{"n_head": 18446744073709551615}': 'expected a divisor',
                           '{"n_head": 2}'.encode('utf-16'): 'not JSON at byte 0',
                           b'[' * 100000: 'nested more than 16 deep',
+                          b'{"n_head": 2, "n_head": 4}': '"n_head" stands there twice',
                           b'{"n_head": 2, "a": "\xff"}': 'not JSON at byte'}.items():
         (here.root / 'g/config.json').write_bytes(content)
         here.refused(3, '--from (g/config.json): ', *train)
@@ -161,7 +162,7 @@ def gpt2s_configuration(here):
                        'scale_attn_weights': False,
             'n_layer': 5,
                        'n_embd': 99, 'n_inner': 32, 'model_type': 'llama', 'vocab_size': 50257, 'n_positions': 1024,
-                       'tie_word_embeddings': False}.items():
+                       'tie_word_embeddings': False, 'quantization_config': 'fp8'}.items():
         gpt2(here.root / 'g', here.symbols, {**right, key: value})
         here.refused(3, f'--from (g/config.json): {key} is {json.dumps(value)}; ', *train)
     gpt2(here.root / 'g', here.symbols, right)
@@ -193,7 +194,7 @@ def gpt2s_weights(here):
     content = bytearray(file.read_bytes())
     content[-4:] = struct.pack('<f', float('nan'))
     file.write_bytes(content)
-    here.refused(7, 'g/model.safetensors: tensor tokens.weight holds nan at [', 'train', '--text', 't.txt', '--from',
+    here.refused(7, 'g/model.safetensors: tensor wte.weight holds nan at [', 'train', '--text', 't.txt', '--from',
                  'g', '--context', '16', '--steps',
             '1', '--out', 'o')
 
@@ -410,7 +411,7 @@ def options_that_cannot_matter(here):
     """What the task has no use for is refused, as --text beside it is; a configuration that was printed comes back."""
     for task in ('life', 'ising'):
         for words in (['--vocabulary', 'bytes'], ['--prompt', 'x'], ['--top-k', '5'], ['--top-p', '0.5'],
-                      ['--temperature', '2'], ['--stop', 'q']):
+                      ['--temperature', '2'], ['--stop', 'q'], ['--tokens', '9']):
             here.refused(2, f'{words[0]} ({words[1]}): ', 'train', '--task', task, *words, '--steps', '1', '--out', 'o')
     for words in (['--grid', '8x8'], ['--vocabulary', 'bytes']):
         here.refused(2, f'{words[0]} ({words[1]}): ', 'train', *words, '--steps', '1', '--out', 'o')

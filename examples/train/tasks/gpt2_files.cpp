@@ -4,6 +4,7 @@
 // others for U+0100 onwards, in order.
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include "vocabulary.h"
 
@@ -14,10 +15,14 @@ using nlohmann::json;
 
 namespace {
 
-/// Nested no more than 16 deep, because copying or printing JSON recurses at each level.
+/// At most 16 deep, as copying or printing JSON recurses at each level; each key of an object once.
 json read_json(std::string_view text, const std::string& what) try {
-  return json::parse(text, [&](int depth, json::parse_event_t, json&) {
-    return depth < 16 ? true : (fail_with(Code::data, what, ": nested more than 16 deep"), false);
+  std::map<int, std::set<std::string>> keys;  // of the objects that are open, by depth
+  return json::parse(text, [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth >= 16) fail_with(Code::data, what, ": nested more than 16 deep");
+    if (event == json::parse_event_t::object_start) keys[depth + 1].clear();
+    const bool twice = event == json::parse_event_t::key && !keys[depth].insert(parsed.get<std::string>()).second;
+    return twice ? (fail_with(Code::data, what, ": ", shown(parsed.dump()), " stands there twice"), false) : true;
   });
 } catch (const json::parse_error& e) {
   fail_with(Code::data, what, ": not JSON at byte ", std::max<std::size_t>(e.byte, 1) - 1);
@@ -168,7 +173,8 @@ Index heads_said(const std::string& path, const TransformerConfig& c) {
   const json said = read_json(content_of(path, "--from"), what);
   if (!said.is_object()) fail_with(Code::data, what, ": is of type ", said.type_name(), ", expected an object");
   json here = json::parse(R"({"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": true,
-      "scale_attn_by_inverse_layer_idx": false, "add_cross_attention": false, "tie_word_embeddings": true})");
+      "scale_attn_by_inverse_layer_idx": false, "add_cross_attention": false, "tie_word_embeddings": true,
+      "quantization_config": null})");
   here["layer_norm_epsilon"] = c.epsilon, here["n_layer"] = c.layers, here["n_embd"] = c.width;
   here["n_positions"] = here["n_ctx"] = c.context, here["vocab_size"] = c.vocab, here["n_inner"] = c.hidden;
   for (const auto& [key, value] : here.items())

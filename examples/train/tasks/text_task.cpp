@@ -9,7 +9,7 @@ const Profile kText{.name = "text",
                     .help = "any file",
                     .row = "run of text",
                     .target = "token",
-                    .options = "text vocabulary tokenizer prompt temperature top-k top-p stop",
+                    .options = "text vocabulary tokenizer prompt temperature top-k top-p stop tokens",
                     .suited = "--steps 1000 --layers 4 --heads 4 --lr 0.001 --weight-decay 0.1",
                     .before = "the symbol before"};
 

@@ -5,7 +5,6 @@
 #include <map>
 #include "core/error.h"
 #include "core/io/text.h"
-#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {

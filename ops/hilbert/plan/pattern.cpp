@@ -202,6 +202,13 @@ std::string to_string(const Pattern& pattern) {
   return out;
 }
 
+Index behind_prefix(const Pattern& p, Index length) {
+  const Index n = prefix_of(p);
+  check(n == 0 || n < length, "pattern (", to_string(p), "): a row has ", length,
+        " tokens, none of which is behind its prefix");
+  return std::max<Index>(length - n, 0);
+}
+
 DilationMode parse_dilation_mode(std::string_view text) {
   return DilationMode(find_name("dilation mode", text, kModes));
 }

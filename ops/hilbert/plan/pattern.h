@@ -89,8 +89,8 @@ struct Branch {
 };
 using Pattern = std::vector<Branch>;                                                  // at least one branch
 inline Index prefix_of(const Pattern& p) { return p.empty() ? 0 : p.back().prefix; }  // of its last branch
-/// The tokens behind a prefix, of so many: what an order and its grid are of.
-inline Index behind_prefix(const Pattern& p, Index length) { return std::max<Index>(length - prefix_of(p), 0); }
+/// The tokens behind a prefix, of so many: what an order and its grid are of. There must be one.
+Index behind_prefix(const Pattern& p, Index length);
 
 enum class DilationMode : unsigned char {  // who asks, where a segment is dilated
   all_queries,                             // every position asks; branches merge

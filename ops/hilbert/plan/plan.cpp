@@ -4,14 +4,12 @@
 #include <numeric>
 #include "core/error.h"
 #include "core/recent.h"
-#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 namespace {
 
 using Kind = Branch::Kind;
-using Tokens = std::vector<std::int32_t>;
 
 // ---- the definitions ----------------------------------------------------------------------------
 
@@ -152,7 +150,7 @@ void check_queries(const PlanSpec& spec) {
 void check_spec(PlanSpec& spec) {
   check(spec.length >= 0 && spec.length <= std::numeric_limits<std::int32_t>::max(), "plan: length ", spec.length,
         " must be 0..2147483647");
-  check(spec.heads >= 1, "plan: heads ", spec.heads, " must be at least 1");
+  check(spec.heads >= 1 && spec.heads <= spec.kMostHeads, "plan: heads ", spec.heads, " must be 1..", spec.kMostHeads);
   check(!spec.pattern.empty(), "plan: the pattern has no branch");
   check(!spec.pattern[0].joined, "plan: the first branch, ", to_string({spec.pattern[0]}),
         ", has no other to be joined to");
@@ -323,7 +321,7 @@ const Permutation& Plan::order() const {
   if (order_ && n == 0) return *order_;
   return *memo_.get<std::shared_ptr<const Permutation>>({}, [&] {
     if (!order_) return permutation(Order{}, spec_.length);
-    Tokens token_at = query_run(0, n);
+    std::vector<std::int32_t> token_at = query_run(0, n);
     for (const std::int32_t t : order_->token_at) token_at.push_back(n + t);
     return std::make_shared<const Permutation>(make_permutation(std::move(token_at)));
   });
@@ -440,7 +438,7 @@ PlanPtr make_plan(const PlanSpec& spec) {
 std::vector<std::int32_t> query_run(Index first, Index count) {
   check(first >= 0 && count >= 0 && first + count <= std::numeric_limits<std::int32_t>::max(), "queries: ", count,
         " from ", first, " on must be rows from 0 to 2147483646");
-  Tokens rows(at(count));
+  std::vector<std::int32_t> rows(at(count));
   std::iota(rows.begin(), rows.end(), narrow(first));
   return rows;
 }

@@ -30,8 +30,9 @@ std::string to_string(const std::vector<DocumentList>& rows);
 
 /// What a plan is made from.
 struct PlanSpec {
-  Index length = 0;  // tokens of a row
-  Index heads = 1;   // that a set may depend on
+  static constexpr Index kMostHeads = 65535;  // as many as the grid of a GPU's kernel has rows
+  Index length = 0;                           // tokens of a row
+  Index heads = 1;                            // that a set may depend on
   Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;

@@ -7,7 +7,6 @@
 #include <limits>
 #include <ranges>
 #include "core/error.h"
-#include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
 namespace {
@@ -431,9 +430,8 @@ class Builder {
   /// With a prefix that all meet, one group of all is a group again, and no other.
   void group_with_prefix() {
     const auto rows = [](Range r) { return at(r.end - r.begin); };
-    const bool of_all = t_.group.size() == 1 ? prefix_.q + rows(t_.group[0].q) == t_.q_token.size() &&
-                                                   prefix_.k + rows(t_.group[0].k) == t_.k_token.size()
-                                             : g_.length() == 0 && !t_.q_tile.empty();
+    const bool of_all = t_.group.size() == 1 && prefix_.q + rows(t_.group[0].q) == t_.q_token.size() &&
+                        prefix_.k + rows(t_.group[0].k) == t_.k_token.size();
     t_.group.clear();
     if (of_all) t_.group.push_back({{0, narrow(t_.q_token.size())}, {0, narrow(t_.k_token.size())}});
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <new>
+#include "attends.h"
 #include "core/error.h"
 #include "plan.h"
 
@@ -18,7 +19,6 @@ struct Ground {
   bool by_token;  // positions are tokens: scope order_only, where the order arranges work and no more
   bool met;       // the tiling has the pairs of the prefix, too
 
-  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
   Index length() const { return spec.length - spec.outside(); }
   Index position(Index t) const { return by_token ? t : along_order(t); }
   Index token(Index p) const { return by_token ? p : token_along_order(p); }

@@ -2,12 +2,9 @@
 #include "ops/hilbert/plan/tiles.h"
 #include <algorithm>
 #include <utility>
-#include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
 namespace {
-
-using Blocks = std::vector<std::int32_t>;
 
 /// Query blocks by the mean of their key blocks: the pairs gather along the diagonal.
 BlockLayout diagonal(const BlockPairs& pairs, Index n) {
@@ -27,7 +24,7 @@ BlockLayout along_curve(const BlockPairs& pairs, Index n) {
     walk.emplace_back(hilbert_position(grid, {pairs[e].second, pairs[e].first}), e);
   std::ranges::sort(walk);
   const auto blocks = [&](auto side) {
-    Blocks out;
+    std::vector<std::int32_t> out;
     std::vector<bool> seen(at(n));
     const auto append_once = [&](std::int32_t block) {
       if (!seen[at(block)]) out.push_back(block);
@@ -57,7 +54,7 @@ BlockLayout lay_out_blocks(WorkOrder wanted, const BlockPairs& pairs, Index n) {
 Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs) {
   constexpr std::size_t kTogether = 4;
   Index gathered = 0;
-  Blocks wanted;
+  std::vector<std::int32_t> wanted;
   for (std::size_t begin = 0; begin < layout.queries.size(); begin += kTogether) {
     wanted.clear();
     for (std::size_t i = begin; i < std::min(begin + kTogether, layout.queries.size()); ++i) {

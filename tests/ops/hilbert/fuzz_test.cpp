@@ -406,15 +406,15 @@ int axes_of(const PlanSpec& p) {
   return list.empty() || !alike ? 1 : axes(list.front().grid);
 }
 
-/// First tokens outside the pattern, which are as many more; or, rarely, all there are.
+/// First tokens outside the pattern, which are as many more; or, rarely, all but one.
 void draw_prefix(Rng& r, PlanSpec& p) {
   const Index n = r.pick<Index>({1, 1, 2, 3, 4, 7, 16, kTile, kTile + 5});
   p.pattern.back().prefix = n;
   const bool folds = p.order.folds() && std::ranges::none_of(p.pattern, [](const Branch& b) {
                        return b.on_grid() || b.kind == Kind::blocks;
                      });
-  if (p.documents.empty() && folds && r.chance(5)) p.length = std::min(p.length, n);
-  else if (p.documents.empty()) p.length += n;
+  if (p.documents.empty() && folds && r.chance(5)) p.length = n + 1;
+  else if (p.documents.empty()) p.length = std::max<Index>(p.length, 1) + n;
   for (DocumentList& list : p.documents)
     for (Document& d : list) d.length += n, p.length += n;
 }

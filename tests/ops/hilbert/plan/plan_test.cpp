@@ -164,8 +164,8 @@ TEST(Plan, PrefixesByHand) {
   EXPECT_EQ(keys(5, "blocks:2@local:0,prefix=1"), "0 1 2 3 4 | 0 1 2 | 0 1 2 | 0 3 4 | 0 3 4");
   // Along the curve 1 3 4 2 of the cells behind it.
   EXPECT_EQ(keys(5, "dense,prefix=1", "hilbert:2x2", Causality::curve), "0 | 0 1 | 0 1 2 3 4 | 0 1 3 | 0 1 3 4");
-  // All tokens may be of it.
-  EXPECT_EQ(keys(2, "slide:0,prefix=9", "hilbert", Causality::token), "0 | 0 1");
+  // All but one may be of it.
+  EXPECT_EQ(keys(2, "slide:0,prefix=1", "hilbert", Causality::token), "0 | 0 1");
   EXPECT_EQ(Plan(spec_of(5, "dense,prefix=1", "hilbert:2x2")).order().token_at,
             (std::vector<std::int32_t>{0, 1, 3, 4, 2}));
 }
@@ -852,6 +852,11 @@ TEST(Plan, RefusesWhatMakesNoSense) {
   EXPECT_EQ(with("segment:4,dilation=8", nothing), "(no error)");  // one key a segment is legal
   EXPECT_EQ(with("slide:4+dense", [](PlanSpec& s) { s.pattern[0].prefix = 2; }),
             "plan: slide:4,prefix=2: a prefix is of the whole pattern: its last branch has it, and no other");
+  for (const Index n : {Index{64}, Index{1} << 40})
+    EXPECT_EQ(
+        with("slide:1", [&](PlanSpec& s) { s.pattern[0].prefix = n; }),
+        "pattern (slide:1,prefix=" + std::to_string(n) + "): a row has 64 tokens, none of which is behind its prefix");
+  EXPECT_EQ(with("dense", [](PlanSpec& s) { s.heads = Index{1} << 40; }), "plan: heads 1099511627776 must be 1..65535");
   const auto packed = [](const char* pattern, const Document& d) {
     PlanSpec s = spec_of(64, pattern);
     s.documents = {{d}};
