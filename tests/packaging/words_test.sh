@@ -95,6 +95,20 @@ found=$(violations "$SRC")
 badges="\`$(sed -n '1s/License/licence/p' "$SRC/LICENSE")\` \`version $VERSION\`"
 grep -qF "$badges" "$SRC/README.md" || fail "README.md: another licence or version than $badges"
 
+# listed WORD PARAGRAPH FILE ..: those of the product that say the word are in that paragraph of CONTRIBUTING.
+listed() {
+  local paragraph file word=$1
+  paragraph=$(sed -n "/^\*\*$2\*\*/,/^\$/p" "$SRC/.github/CONTRIBUTING.md")
+  cd "$SRC"
+  for file in $(grep -rlw --include='*.'{h,cpp,cu,cuh,py,pyi} "$word" "${@:3}"); do
+    [[ $paragraph == *"${file##*/}"* || $paragraph == *"\`${file%/*}/\`"* ]] || echo "$file"
+  done
+}
+missing=$(listed softcap 'A score term' core ops nn examples; listed Backward::hybrid 'A mode' core ops nn;
+  listed DType::f16 'A dtype' core ops nn)
+[[ -z $missing ]] || fail $'not in CONTRIBUTING, though they know a term, a mode or a dtype:\n'"$missing"
+[[ $(listed softcap 'A mode' ops) ]] || fail 'the judge overlooks a file that is not listed'
+
 # breaks RULE FILE.. [-- TEXT]: appends the text to files of a copy of the tree.
 breaks() {
   local rule=$1 files=() file
