@@ -150,35 +150,22 @@ def newest(figures):
 
 
 def sweep(figures):
-    """The named problems on an H200, also back in two passes, and on an H100, and the draw on the H200."""
-    read = lambda name: [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
-    now, other = read("h200_one_pass"), read("h100_named")
-    here, there = newest(now), newest(other)
-    before = {f["problem"]: f for f in now if f["commit"].endswith("in two passes")}
-    lines = ["| batch x tokens, heads x dims, order, pattern | H200 (floor) | two passes | H100 (floor) |",
-             "|---|---:|---:|---:|"]
-    for problem, f in here.items():
-        word = dict(zip(*[iter(problem.split())] * 2))
+    """The named problems on an H100, and the draw on an H200."""
+    now = [json.loads(line) for line in (RESULTS / "h100_named.jsonl").read_text().splitlines()]
+    here = newest(now)
+    lines = ["| batch x tokens x heads x dims, order, pattern | H100 (floor) |", "|---|---:|"]
+    for problem in (RESULTS.parent / "named_problems.txt").read_text().splitlines():
+        word, f = dict(zip(*[iter(problem.split())] * 2)), here[problem]
         causal = ", causal" if word["--causal"] == "token" else ""
-        cells = [f"{both(x)} ({both(x, '_floor_ms')})" if x else "" for x in (f, there.get(problem))]
-        cells.insert(1, f"{before[problem]['backward_ms']:.3g}" if "one pass" in f.get("reason", "") else "")
-        lines.append(f"| {word['--batch']}x{int(word['--length']):,}, {word['--heads']}x{word['--head-dim']}, "
-                     f"`{word['--order']}`, `{word['--pattern']}`{causal} | {' | '.join(cells)} |")
+        lines.append(f"| {word['--batch']}x{int(word['--length']):,}x{word['--heads']}x{word['--head-dim']}, "
+                     f"`{word['--order']}`, `{word['--pattern']}`{causal} | {both(f)} ({both(f, '_floor_ms')}) |")
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
-    lines += ["", "Milliseconds forward/backward; beside what goes back in one pass, two passes in the same call.",
-              stamp(command, now[-1])[:-1] + ";" + stamp("", other[-1])[3:], "",
+    lines += ["", "Milliseconds forward/backward, medians of three.", stamp(command, now[-1]), "",
               f"Times over their floors of {summary['problems']} problems drawn on the H200 at {summary['commit']} "
               f"(`{summary['arguments']}`, {summary['failed']} failed): median, 90th and 95th percentile and worst."
               f" Forward: {ratios('forward')}. Backward: {ratios('backward')}."]
-    dropped = {f["problem"]: f for f in figures if f["figure"] == "dropout"}
-    pairs = [(f, dropped.get(p.split(" --dropout")[0])) for p, f in dropped.items() if " --dropout" in p]
-    pairs = [(f, without) for f, without in pairs if without]
-    slower = lambda way: " to ".join(f"{g(f[way] / without[way] for f, without in pairs):.2f}" for g in (min, max))
-    lines += ["", f"Dropout 0.1 on {len(pairs)} causal dense problems takes {slower('forward_ms')} times as long "
-                  f"forward,"
-              f" {slower('backward_ms')} backward (commit {next(iter(dropped.values()))['commit']})."]
     return "\n".join(lines)
 
 
@@ -289,7 +276,7 @@ def seeds(figures):
 
 def ci(figures):
     """Lane by lane, a column each run."""
-    lanes = list(dict.fromkeys(lane["lane"] for f in figures for lane in f["lanes"]))
+    lanes = [lane["lane"] for lane in figures[-1]["lanes"]]
     lines = ["| lane | " + " | ".join(f"{f['what']}, {f['commit']}" for f in figures) + " |",
              "|---|" + "---:|" * len(figures)]
     for name in lanes:
@@ -307,12 +294,12 @@ def ci(figures):
 
 def deep(figures):
     """The last run of each piece of the second tier."""
-    lines = ["| piece | date | commit | machine | passed/failed/skipped | minutes |", "|---|---|---|---|---:|---:|"]
+    lines = ["| piece | date | commit | passed/failed/skipped | minutes |", "|---|---|---|---:|---:|"]
     for f in {f["what"]: f for f in figures}.values():
         total = {k: sum(x[k] for x in f["lanes"]) for k in ("passed", "failed", "skipped", "build", "tests")}
         counts = "/".join(f"{total[k]:,}" for k in ("passed", "failed", "skipped"))
         minutes = f"{(total['build'] + total['tests']) / 60:.0f}"
-        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {f['machine']} | {counts} | {minutes} |")
+        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {counts} | {minutes} |")
     return "\n".join(lines)
 
 
