@@ -45,13 +45,13 @@ struct Source : Operand {
   bool mapped;
   CUtensorMap map;  // boxes of 64 columns and a tile's rows, of one head
 };
-/// Those of a head.
+/// A source's rows of one head and batch.
 struct HeadRows {
   const Source& of;
   int batch, head;
   const Half* base = of.at(batch, head);
 };
-/// As the lists of a pass have them; of the driver's making, or not mapped.
+/// Mapped where the pass's list of tokens counts up and the driver makes such a map.
 inline Source source_of(const Input& x, const AttentionPass& a, bool keys, int rows) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {

@@ -152,7 +152,7 @@ template <class M, bool kLeads> struct Loader {
   unsigned tiles = 0, keys = 0;  // so far
 
   /// Rows through the list of tokens, eight lanes a row; of every 32 rows a lane fetches a token.
-  /// Or by the copy engine.
+  /// Whole tiles of tokens that count up come by the copy engine.
   template <class T, int N>
   __device__ __forceinline__ void gather(std::uint32_t tile, const int (&token)[N], const Source& from, int batch,
                                          int head, bool whole, std::uint32_t barrier) const {
