@@ -136,7 +136,7 @@ class OnCuda(unittest.TestCase):
             step(self.x, self.d_o)
             if i >= 10:
                 seen.add((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-        self.assertEqual(len(seen), 1)
+        self.assertEqual(len(seen), 1, seen)
 
     def test_autocast(self):
         x = inputs(dtype=torch.float32)
