@@ -335,18 +335,22 @@ void repeats_bit_for_bit(const Case& c, Index times) {
   for (std::size_t k = 0; k < first.dx.size(); ++k) ASSERT_EQ(bits(again.dx[k]), bits(first.dx[k])) << "gradient " << k;
 }
 
-Index repeats() {
-  const char* const asked = std::getenv("HILT_GPU_REPEATS");
-  return asked ? std::atoll(asked) : scaled(100, 10);
+Index asked_for(const char* name, Index otherwise) {
+  const char* const asked = std::getenv(name);
+  return asked ? std::atoll(asked) : otherwise;
+}
+/// HILT_GPU_REPEATS: how often, instead of `times`. HILT_GPU_EVERY: the first of so many cases.
+void repeat_bit_for_bit(const std::vector<Case>& cases, Index times = scaled(26, 3)) {
+  const Index each = asked_for("HILT_GPU_REPEATS", times), every = asked_for("HILT_GPU_EVERY", 1);
+  Index judged = 0;
+  for (std::size_t i = 0; i < cases.size(); i += static_cast<std::size_t>(every), ++judged) {
+    SCOPED_TRACE(testing::Message() << cases[i]);
+    repeats_bit_for_bit(cases[i], each);
+  }
+  std::cout << judged << " configurations, " << each << " repeats each" << std::endl;
 }
 
-TEST_F(OnGpuAttention, RepeatsBitForBit) {
-  for (const Case& c : all_cases()) {
-    SCOPED_TRACE(testing::Message() << c);
-    repeats_bit_for_bit(c, repeats() / 4 + 1);  // there are many cases
-  }
-  std::cout << all_cases().size() << " configurations, " << repeats() / 4 + 1 << " repeats each" << std::endl;
-}
+TEST_F(OnGpuAttention, RepeatsBitForBit) { repeat_bit_for_bit(all_cases()); }
 
 /// dQ has parts from several owners of keys, which are added up in an order that the set fixes.
 std::vector<Case> added_up() {
@@ -400,12 +404,7 @@ TEST_F(OnGpuAttention, ASequenceHasTheSameBitsAloneAndAmongSeven) {
   }
 }
 
-TEST_F(OnGpuAttention, SumsOfOnePassRepeatBitForBit) {
-  for (const Case& c : added_up()) {
-    SCOPED_TRACE(testing::Message() << c);
-    repeats_bit_for_bit(c, repeats() / 4 + 1);
-  }
-}
+TEST_F(OnGpuAttention, SumsOfOnePassRepeatBitForBit) { repeat_bit_for_bit(added_up()); }
 
 // One segment full of NaN: its own rows are NaN, every other row keeps its bits.
 TEST_F(OnGpuAttention, NotANumberStaysInItsGroup) {
@@ -571,10 +570,7 @@ TEST_F(OnGpuAttention, RoutesAreForcedWhereTheyServe) {
 
 TEST_F(OnGpuTensorCores, RepeatBitForBit) {
   const Setting forced("HILT_ROUTE", "mma");
-  for (const Case& c : on_tensor_cores()) {
-    SCOPED_TRACE(testing::Message() << c);
-    repeats_bit_for_bit(c, repeats() / 10 + 1);  // there are many cases
-  }
+  repeat_bit_for_bit(on_tensor_cores(), scaled(11, 2));
 }
 
 TEST_F(OnGpuTensorCores, KeepNotANumberBehindMasks) {

@@ -8,9 +8,9 @@
 //
 // What is judged, for every configuration: the plan against the dense multiplicity table; taped,
 // hybrid and fused forward and backward; lse; hybrid = fused bit for bit; fused bit for bit on
-// another number of threads; that a NaN shows exactly where the formulas put it; that inputs, terms
-// and d_lse, and the NaNs between and around them, are neither read nor written. Freed memory is
-// full of NaN.
+// another number of threads, and without the sequences beside one; that a NaN shows exactly where
+// the formulas put it; that inputs, terms and d_lse, and the NaNs between and around them, are
+// neither read nor written. Freed memory is full of NaN.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -838,6 +838,7 @@ struct Case {
   PlanPtr plan = {};
   AttentionOptions options = {};
   Tensor d_lse = {};  // none: o alone is differentiated
+  Index batch = c.batch;
 
   Tensor other(const std::vector<double>& x, const Shape& shape, DType type) {
     constexpr Layout kTurns[] = {Layout::dense, Layout::padded_heads, Layout::every_other_feature};
@@ -868,7 +869,7 @@ struct Case {
   Values run(Backward mode) const {
     const PlanSpec& p = c.spec;
     poison_pool(
-        {c.batch * p.length * p.heads * c.dim, c.batch * p.length * c.kv_heads * c.dim, c.batch * p.heads * p.length});
+        {batch * p.length * p.heads * c.dim, batch * p.length * c.kv_heads * c.dim, batch * p.heads * p.length});
     AttentionOptions how = options;
     how.backward = mode;
     Tape tape;
@@ -883,7 +884,7 @@ struct Case {
     }
     const Tensor o = d_lse ? r.o : call(how);
     if (o.dtype() != c.dtype) wrong("type", "o is ", o.dtype());
-    if (o.shape() != Shape{c.batch, rows_of_q(p), p.heads, c.dim}) wrong("shape", "o is ", o.shape());
+    if (o.shape() != Shape{batch, rows_of_q(p), p.heads, c.dim}) wrong("shape", "o is ", o.shape());
     Values out{o.to_vector(), {}, {}, {}, {}};
     const auto wide = [&](const Tensor& x) { return to(x, d_lse.dtype()); };
     const auto both = [&](const Tensor& y, const Tensor& lse) {
@@ -1027,6 +1028,7 @@ class Judge {
     for (std::size_t mode = 0; mode < 3; ++mode) compare_mode(mode);
     if (!same_bits(got_[1].o, got_[2].o)) wrong("bits", "o of hybrid and fused differ");
     run_again();
+    run_alone();
     if (c_.alias != Alias::packed) judge_lse();
     tally_pattern();
     tally_call();
@@ -1213,11 +1215,12 @@ class Judge {
       got_[mode] = test_.run(kBackwards[mode]);
     }
     // Fused goes through kernels of the device, forward and backward.
-    for (const AttentionRoute& pass : attention_routes()) {
+    routes_ = attention_routes();
+    for (const AttentionRoute& pass : routes_) {
       if (pass.route.starts_with("cpu") != device_under_test().is_cpu()) wrong("route", pass.pass, " by ", pass.route);
       tally("route " + std::string(pass.route) + (c_.has_terms() ? " with terms" : ""));
     }
-    if (attends_ && attention_routes().size() < 2) wrong("route", "no kernel ran");
+    if (attends_ && routes_.size() < 2) wrong("route", "no kernel ran");
     for (const Fallback& f : attention_fallbacks()) tally("fallback: " + f.reason);
   }
 
@@ -1257,6 +1260,34 @@ class Judge {
     if (!same_bits(again.o, got_[2].o) || !same_bits(again.dq, got_[2].dq) || !same_bits(again.dk, got_[2].dk) ||
         !same_bits(again.dv, got_[2].dv) || !std::ranges::equal(again.terms, got_[2].terms, same_bits))
       wrong("bits", "a second fused run differs");
+  }
+
+  /// One sequence by itself has the bits that it has among the others, by the same kernels.
+  void run_alone() {
+    if (c_.batch < 2) return;
+    const Clock clock(report_, "fused alone");
+    const Index row = r_.below(c_.batch);
+    const auto its = [&](const Tensor& x, int rank) {
+      return x && x.rank() == rank && x.dim(0) == c_.batch ? slice(x, 0, row, row + 1) : x;
+    };
+    clear_attention_routes();
+    Case one{c_, report_, test_.inputs, test_.d_o, {}, test_.plan, test_.options, its(test_.d_lse, 3)};
+    for (Operand& x : one.inputs) x.tensor = slice(x.tensor, 0, row, row + 1);
+    one.d_o.tensor = slice(one.d_o.tensor, 0, row, row + 1);
+    one.options.first_batch = row;
+    one.options.terms.bias = its(one.options.terms.bias, 4);
+    one.options.permutation = its(one.options.permutation, 2);
+    one.batch = 1;
+    const Values alone = one.run(Backward::fused);
+    if (!std::ranges::equal(attention_routes(), routes_, {}, &AttentionRoute::route, &AttentionRoute::route)) return;
+    const auto same = [&](const std::vector<double>& all, const std::vector<double>& its_own) {
+      const auto each = all.size() / at(c_.batch), from = each * at(row);
+      return same_bits({all.begin() + std::ptrdiff_t(from), all.begin() + std::ptrdiff_t(from + each)}, its_own);
+    };
+    if (!same(got_[2].o, alone.o) || !same(got_[2].dq, alone.dq) || !same(got_[2].dk, alone.dk) ||
+        !same(got_[2].dv, alone.dv))
+      wrong("bits", "sequence ", row, " alone differs from itself among ", c_.batch);
+    tally("a sequence alone");
   }
 
   void judge_lse() const {
@@ -1326,8 +1357,9 @@ class Judge {
   Values want_, naive_;
   std::vector<double> lse_;
   ref::Magnitudes magnitude_;
-  std::array<Values, 3> got_;  // by mode
-  bool attends_ = false;       // some pair does
+  std::array<Values, 3> got_;           // by mode
+  std::vector<AttentionRoute> routes_;  // of fused
+  bool attends_ = false;                // some pair does
 };
 
 /// Nothing, or what went wrong.
@@ -1616,7 +1648,8 @@ constexpr std::string_view kAsked =
     "dilation mode residue|dilation mode longnet|dilation mode head_groups|pattern window3d|pattern slide3d|"
     "pattern neighborhood3d|an axis is dilated|an axis strides|an axis is causal|shifted|a union|"
     "not all inputs watched|documents|queries named|the last queries|one query|softcap|alibi published|alibi learned|"
-    "relative on 1 axes|relative on 2 axes|relative on 3 axes|bias that masks nothing|bias that masks pairs|"
+    "a sequence alone|relative on 1 axes|relative on 2 axes|relative on 3 axes|bias that masks nothing|bias that masks "
+    "pairs|"
     "bias that masks a row";
 void expect_coverage(Report& total) {
   const bool cpu = device_under_test().is_cpu();
