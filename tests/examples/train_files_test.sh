@@ -46,6 +46,15 @@ done
 run 0 --seconds 0.2 --out fits
 grep -q '^step 1  loss ' "$scratch/out" || fail "--seconds: $(cat "$scratch/out")"
 ! grep -q 1000000000 "$scratch/out" || fail "--seconds: $(cat "$scratch/out")"
+# Once they are known, it is a run of so many steps.
+run 0 --seconds 0.2 --save-every 5 --out timed
+expect 2 'resume what time ended' "$train" --resume --out timed
+says err 'there is nothing left to do'
+last=$(ls timed/ckpt-* | tail -1)
+mv "$last" timed/report.html .
+expect 0 'resume before its last checkpoint' "$train" --resume --save-every 5 --out timed
+[[ $(ls timed/ckpt-* | tail -1) == "$last" ]] || fail "a run of seconds goes on to others: $(ls timed), not $last"
+cmp "$last" "${last#timed/}" || fail 'a resumed run of seconds ends otherwise'
 # Nowhere to print to: the run is there, and the reason is the write's.
 # shellcheck disable=SC2016,SC2086
 expect 3 'train to a full disk' sh -c '"$0" "$@" >/dev/full' "$train" $tiny --steps 5 --out unheard
@@ -82,6 +91,14 @@ of() { expect 0 "a sample $*" "$BUILD/examples/sample" --temperature 0 --tokens 
 [[ $(of --out overfit) != "$(of --out overfit --last)" ]] || fail 'a sample of the best is one of the last'
 cp -r overfit newest && rm newest/best.safetensors
 [[ $(of --out newest) == "$(of --out overfit --last)" ]] || fail 'without a best a sample is not of the newest'
+# It ended by itself: as it is there is nothing left to do, and what is lost of it is written again.
+expect 2 'resume what patience ended' "$train" --resume --text small --out overfit
+says err "ends a run of $end steps; there is nothing left to do"
+cp -r overfit over
+rm over/report.html
+expect 0 'resume what patience ended and lacks its report' "$train" --resume --text small --out over
+[[ $(ls over) == "$(ls overfit)" ]] || fail "a run that patience ended goes on: $(ls over)"
+cmp over/ckpt-000$end.safetensors overfit/ckpt-000$end.safetensors || fail 'a run that patience ended ends otherwise'
 run 0 --resume --text small --dropout 0 --steps $((end + 50)) --out overfit
 tail -2 "$scratch/out" | grep -q "at step $best, in best.safetensors; last: .* at step $((end + 20))," || fail "a run that goes on forgets its best: $(tail -2 "$scratch/out")"
 
