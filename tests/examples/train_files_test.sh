@@ -3,8 +3,8 @@
 . "$SRC/tests/packaging/common.sh"
 train=$BUILD/examples/train
 cd "$scratch"
-kills=40
-[[ ! ${HILT_DEEP-} ]] || kills=300
+kills=300 outside=15  # of so many one is killed from outside
+[[ ! ${HILT_DEEP-} ]] || outside=1
 [[ ${HILT_TEST_SCALE-} != small ]] || kills=30
 seed=${HILT_SEED:-1}
 export HILT_THREADS=1
@@ -408,15 +408,27 @@ step=$(tail -1 shared/log.jsonl | sed 's/{"step":\([0-9]*\),.*/\1/')
 
 # ---- killed at many moments: what is there can be resumed, and ends as if nothing had happened ----
 steps=150
-often="--steps $steps --save-every 2 --keep 2 --eval-every 1000"
-run 0 $often --out never
-# A moment is a state: it begins to speak, or $more steps are made since the last checkpoint, or then a checkpoint is half written.
+seq 400 >numbers  # a text costs less to begin with than stories
+often="--steps $steps --save-every 2 --keep 2 --eval-every 1000 --text numbers"
+faults=(LD_PRELOAD="$BUILD/tests/hostile/libfaults.so" HILT_FAULT_UNDER="$(pwd -P)/victim")
+# shellcheck disable=SC2086
+expect 0 'a run that is not killed' env "${faults[@]}" HILT_FAULT_TRACE=calls "$train" $tiny $often --out victim
+mv victim never
+calls=$(wc -l <calls)  # that change a file
+((calls > 5 * steps)) || fail "$calls calls of a run change its files: they are not counted"
+# A moment is a state. Most die by themselves, before one of the calls of 20 steps, which costs nobody a wait. Some are
+# killed as they begin to speak, or when $more steps are made since the last checkpoint, or then a checkpoint is half
+# written.
 echo "kill -9: HILT_SEED=$seed"
-RANDOM=$seed killed=0 attempts=0 resumed=0 finished=0 torn=0
+RANDOM=$seed killed=0 alone=0 attempts=0 resumed=0 finished=0 torn=0
 moment() {
   local said=()
   mapfile said <kill.out
-  if ((more == 0)); then ((${#said[@]})); else [[ ${said[*]} == *'memory after'* ]] && steps_in victim $((from + more)); fi
+  if ((more == 0)); then
+    ((${#said[@]}))
+  else
+    [[ ${said[*]} == *'memory after'* ]] && steps_in victim $((from + more))
+  fi
 }
 is_torn() { compgen -G 'victim/*.tmp*' >/dev/null; }
 while ((killed < kills)); do
@@ -428,12 +440,13 @@ while ((killed < kills)); do
     [[ -z $again ]] || resumed=$((resumed + 1))
     ((++attempts < 12 * kills + 50)) || fail "only $killed of $attempts runs could be killed"
     : >kill.out
-    "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
+    from=0 how=() more=$((RANDOM % 45)) half=$((RANDOM % 2)) at=$((1 + RANDOM % (calls * 20 / steps)))
+    ((killed < kills && RANDOM * outside < 32768)) || how=("${faults[@]}" HILT_FAULT_HOW=kill HILT_FAULT_AT="$at")
+    ((killed < kills)) || how=()  # enough are killed, and this one may finish
+    env "${how[@]}" "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
     pid=$!
-    if ((killed < kills)); then  # else enough are killed, and this one may finish
-      from=0
+    if ((killed < kills && ${#how[@]} == 0)); then
       for file in victim/ckpt-*.safetensors; do [[ $file == *'*'* ]] || from=$((10#${file//[!0-9]/})); done
-      more=$((RANDOM % 45)) half=$((RANDOM % 2))
       if seen $pid moment && ((half)); then until is_torn || ! kill -0 $pid 2>/dev/null; do :; done; fi
       kill -9 $pid 2>/dev/null || true
     fi
@@ -442,16 +455,18 @@ while ((killed < kills)); do
     [[ $status != 2 || ! -f victim/report.html ]] || ! grep -q 'nothing left to do' kill.err || status=0
     [[ $status == 0 || $status == 137 ]] || fail "a run failed by itself ($status): $(cat kill.err)"
     if [[ $status != 0 ]]; then
-      killed=$((killed + 1))
+      killed=$((killed + 1)) alone=$((alone + (${#how[@]} > 0)))
       ! is_torn || torn=$((torn + 1))
     fi
   done
   [[ -f victim/report.html && $(compgen -G 'victim/ckpt-*' | wc -l) == 2 ]] ||
     fail "after $killed kills a run ended with $(ls victim)"
-  cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors || fail "after $killed kills a run ended otherwise"
+  cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors ||
+    fail "after $killed kills a run ended otherwise"
   finished=$((finished + 1))
 done
-echo "kill -9: $killed runs killed, $torn of them with a file half written, $resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
+echo "kill -9: $killed runs killed, $alone of them before one of their own calls, $torn with a file half written," \
+  "$resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
 
 # ---- a full disk: training goes on ----
 (
