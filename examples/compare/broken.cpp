@@ -62,8 +62,7 @@ Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSet
       std::vector<double> s(keys.size()), m(keys.size()), cap_slope(keys.size());
       for (std::size_t i = 0; i < keys.size(); ++i) {
         const double z = p.scale * dot(&p.q[row], &p.k[key(i)], dim);
-        s[i] = p.terms.score(z, 0, h, t, keys[i], [](double x) { return x; });
-        cap_slope[i] = p.terms.cap_slope(z);
+        std::tie(s[i], cap_slope[i]) = p.terms.score(z, 0, h, t, keys[i], std::identity());
         m[i] = dropout_multiplier(p.key, h, t, keys[i], p.dropout);
       }
       const double sink = p.terms.has_sink() ? p.terms.tensor[3][at(h)] : -std::numeric_limits<double>::infinity();

@@ -75,17 +75,19 @@ template <class T, class Stored> Tensors attention(const ExactProblem& p, const 
   auto& [o, dq, dk, dv, d_slopes, d_relative, d_bias, d_sink] = results;
   const std::size_t dim = at(p.dim);
   const T scale = static_cast<T>(p.scale);
+  ExactTerms terms = p.terms;
+  for (std::vector<double>& tensor : terms.tensor)
+    for (double& x : tensor) x = stored<Stored>(x);
   for_rows(p, sets, [&](const Row& row) {
     const std::size_t keys = row.key.size(), t = row.q();
     std::vector<T> weight(keys), dropped(keys), d_weight(keys), cap_slope(keys);
     for (std::size_t i = 0; i < keys; ++i) {
       const T z = stored<Stored>(scale * stored<Stored>(dot(&q[t], &k[row.k(i)], dim)));
-      weight[i] = p.terms.score(z, row.b, row.h, row.t, row.key[i], [](T x) { return stored<Stored>(x); });
-      cap_slope[i] = p.terms.cap_slope(z);
+      std::tie(weight[i], cap_slope[i]) = terms.score(z, row.b, row.h, row.t, row.key[i], stored<Stored, T>);
     }
-    const T of_sink = softmax(weight, p.terms, row.h);
+    const T of_sink = stored<Stored>(softmax(weight, terms, row.h));
     for (std::size_t i = 0; i < keys; ++i) {
-      const T m = static_cast<T>(row.multiplier(i));
+      const T m = stored<Stored>(static_cast<T>(row.multiplier(i)));
       weight[i] = stored<Stored>(weight[i]);
       dropped[i] = stored<Stored>(m * weight[i]);
       d_weight[i] = stored<Stored>(m * stored<Stored>(dot(&d_o[t], &v[row.k(i)], dim)));
@@ -96,7 +98,7 @@ template <class T, class Stored> Tensors attention(const ExactProblem& p, const 
     if (!d_sink.empty()) d_sink[at(row.h)] -= of_sink * delta;
     for (std::size_t i = 0; i < keys; ++i) {
       T ds = stored<Stored>(weight[i] * (d_weight[i] - delta));
-      p.terms.each(row.b, row.h, row.t, row.key[i], [&](std::size_t which, std::size_t element, double factor) {
+      terms.each(row.b, row.h, row.t, row.key[i], [&](std::size_t which, std::size_t element, double factor) {
         results[4 + which][element] += static_cast<T>(factor) * ds;
       });
       ds = stored<Stored>(scale * stored<Stored>(ds * cap_slope[i]));
@@ -254,8 +256,7 @@ Tensors term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType 
     std::vector<double> weight(keys), cap_slope(keys), out(dim);
     for (std::size_t i = 0; i < keys; ++i) {
       const double z = p.scale * dot(&p.q[t], &p.k[row.k(i)], dim);
-      weight[i] = p.terms.score(z, row.b, row.h, row.t, row.key[i], [](double x) { return x; });
-      cap_slope[i] = p.terms.cap_slope(z);
+      std::tie(weight[i], cap_slope[i]) = p.terms.score(z, row.b, row.h, row.t, row.key[i], std::identity());
     }
     const double largest = *std::ranges::max_element(weight);
     const double of_sink = softmax(weight, p.terms, row.h);

@@ -2,6 +2,7 @@
 #include <hilt/hilt.h>
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 // Private to compare_gradients: attention and its gradients in plain loops, straight from the
 // definition. It shares no code with what it judges: the set comes from Plan::attends(), one pair
@@ -85,17 +86,14 @@ struct ExactTerms {
       f(2, at(element), 1.0);
     }
   }
-  /// S of z = c q . k, every step of it rounded; and the slope of the cap.
-  template <class T, class F> T score(T z, Index b, Index h, Index t, Index u, F&& rounded) const {
-    T s = softcap > 0 ? rounded(static_cast<T>(softcap) * std::tanh(z / static_cast<T>(softcap))) : z;
+  /// S of z = c q . k, every step of it rounded, and the slope of the cap.
+  template <class T, class F> std::pair<T, T> score(T z, Index b, Index h, Index t, Index u, F rounded) const {
+    const T x = softcap > 0 ? rounded(std::tanh(rounded(z / static_cast<T>(softcap)))) : T{0};
+    T s = softcap > 0 ? rounded(static_cast<T>(softcap) * x) : z;
     each(b, h, t, u, [&](std::size_t which, std::size_t element, double factor) {
-      s = rounded(s + static_cast<T>(tensor[which][element]) * static_cast<T>(factor));
+      s = rounded(s + rounded(static_cast<T>(tensor[which][element]) * rounded(static_cast<T>(factor))));
     });
-    return s;
-  }
-  template <class T> T cap_slope(T z) const {
-    const T x = softcap > 0 ? std::tanh(z / static_cast<T>(softcap)) : T{0};
-    return 1 - x * x;
+    return {s, 1 - x * x};
   }
 };
 ExactTerms exact_terms(const hilt::Plan& plan, const hilt::ScoreTerms& terms);
@@ -116,7 +114,7 @@ using Tensors = std::array<std::vector<double>, 8>;
 /// The formulas in f64; of f64 inputs, in long double.
 Tensors exact_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
 /// The same loops in `dtype`: f64 and f32 throughout, bf16 and f16 with every intermediate stored
-/// in 16 bits.
+/// in 16 bits, and so what is read beside q, k and v: tensors of terms, dropout's multipliers.
 Tensors naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
 /// For every element the size of the terms it is the sum of, added up as independent rounding
 /// errors are: the root of the sum of squares. It does not vanish where the terms cancel. A weight

@@ -211,7 +211,7 @@ Json check_rows(const Problem& p, const ExactProblem& exact, const AttendedSets&
     for (const std::int32_t u : keys) {
       const std::size_t key = at(u * p.kv_heads() * p.dim());
       const double z = p.scale * dot(query, &exact.k[key], dim);
-      const double weight = std::exp(terms.score(z, 0, 0, t, u, [](double x) { return x; }) - lse[at(t)]);
+      const double weight = std::exp(terms.score(z, 0, 0, t, u, std::identity()).first - lse[at(t)]);
       const double d_weight = dropout_multiplier(p.key, 0, t, u, p.dropout) * dot(slope, &exact.v[key], dim);
       weights += weight, by_weights += weight * d_weight, slopes += weight * (d_weight - delta);
       size = std::max(size, std::abs(d_weight));

@@ -153,6 +153,8 @@ class Training {
   hilt::SafetensorsMetadata metadata() const {
     hilt::SafetensorsMetadata metadata = trainer_->counters();
     for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
+    // What --patience decided, and --seconds once it has: a resumed run has as many steps.
+    if (s_.seconds == 0 || trainer_->steps() >= kTimed) metadata["config.steps"] = std::to_string(s_.steps);
     metadata.insert(identity_.begin(), identity_.end());
     metadata["ranks"] = std::to_string(met_.size());
     metadata["version"] = hilt::info().version;

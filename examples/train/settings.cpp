@@ -205,6 +205,7 @@ void check_settings(const program::Options& options, const Settings& s) {
   for (const auto& [name, value, is_text, group, preset] : options.values())
     check(!is_unused(s, name) || !options.given("--" + name) || value == preset, "--", name, " (", value, "): --task ",
           s.task, " has no use for it; leave it out");
+  check(!s.last, "--last: --sample-only alone has use for it; leave it out");
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
   check(!s.tokenizer.starts_with("train:"), "--tokenizer (", s.tokenizer,
         "): merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers "

@@ -43,13 +43,16 @@ refused() {
 attend() {
   local status=$1 text=$2 files=()
   shift 2
-  for file in q.npy k.npy v.npy; do [[ " $* " == *" --${file%.npy} "* ]] || files+=("--${file%.npy}" "${file/v/k}"); done
+  for file in q.npy k.npy v.npy; do
+    [[ " $* " == *" --${file%.npy} "* ]] || files+=("--${file%.npy}" "${file/v/k}")
+  done
   refused "$status" "$text" attend "${files[@]}" "$@"
 }
 
 # ---- the command line ----
 refused 2 "'--segmnt': no such option; --help lists all" compare_gradients --segmnt 4
-refused 2 "'--d': no such option; did you mean --d-o, --dilation-mode, --documents or --device? --help lists all" attend --d
+refused 2 "'--d': no such option; did you mean --d-o, --dilation-mode, --documents or --device? --help lists all" \
+  attend --d
 refused 2 "'--Patt': no such option; did you mean --pattern? --help lists all" attend --Patt dense
 refused 2 "'--patern': no such option; did you mean --pattern?" attend --patern dense
 refused 2 "'dense': no such argument" curves dense
@@ -72,9 +75,11 @@ for flags in '--answer 1 --json' '--check sol.py --pattern segment:4'; do
   refused 2 'has no use for it; leave one of them out' compare_gradients $flags
 done
 refused 2 "--dtype (f8): must be one of f64, f32, bf16, f16; did you mean" compare_gradients --dtype f8
-refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" compare_gradients --modes fsued
+refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" \
+  compare_gradients --modes fsued
 refused 2 "--causal (past): must be one of none, token, curve" compare_gradients --causal past
-refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert, auto, given; did you mean hilbert?" compare_gradients --order hilbrt
+refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert, auto, given; did you mean hilbert?" \
+  compare_gradients --order hilbrt
 refused 2 "--order (given): a file says which" compare_gradients --order given
 refused 2 "1024" compare_gradients --length 1024 --order hilbert:64x64
 says err 4096
@@ -91,7 +96,8 @@ for program in 'compare_gradients --length 16' 'curves --grid 4x4' 'attend --q q
   done
 done
 refused 2 "did you mean segment?" compare_gradients --pattern segmnt:4
-refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, window3d, slide3d, neighborhood3d, blocks; did you mean segment?" curves --pattern SEGMENT:4
+refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, window3d, \
+slide3d, neighborhood3d, blocks; did you mean segment?" curves --pattern SEGMENT:4
 refused 2 "--pattern (segment): segment: needs a size; as in segment:128" compare_gradients --pattern segment
 refused 2 "expected HEIGHTxWIDTH" compare_gradients --pattern window2d:8
 refused 2 "--grid (128x): expected HEIGHTxWIDTH" curves --grid 128x
@@ -110,21 +116,31 @@ blocks rank.npy 'expected integers of shape [n, 2], got i32[4]'
 blocks floats.npy 'expected integers of shape [n, 2], got f32[2, 2]'
 blocks odd.npy 'expected integers of shape [n, 2], got i32[2, 3]'
 blocks far.npy 'block (0, 4) is outside the 4 x 4 blocks of 4 that 16 tokens make'
-refused 2 "--pattern (blocks:4@top:2) in --order (hilbert): blocks:4@top:2 chooses the keys of a block of queries by all of them, later ones too, so causal token would leak" attend --q q.npy --k k.npy --v k.npy --pattern blocks:4@top:2 --causal token
+refused 2 "--pattern (blocks:4@top:2) in --order (hilbert): blocks:4@top:2 chooses the keys of a block of queries by \
+all of them, later ones too, so causal token would leak" \
+  attend --q q.npy --k k.npy --v k.npy --pattern blocks:4@top:2 --causal token
 refused 2 "each sequence chooses blocks of its own" compare_gradients --batch 2 --pattern blocks:64@top:2
 refused 2 "auto takes a grid and no options" compare_gradients --order auto,chunk=16
 refused 2 "--relative (16x17): 16 is even; offsets from -r to r are 2 r + 1" compare_gradients --relative 16x17
 refused 2 "--relative (3x3x3x3): has 4 axes; at most 3" compare_gradients --relative 3x3x3x3
-for size in 99999999999 9223372036854775807; do refused 4 "--relative ($size): would need" compare_gradients --relative $size; done
+for size in 99999999999 9223372036854775807; do
+  refused 4 "--relative ($size): would need" compare_gradients --relative $size
+done
 refused 2 "--relative (9999999999x9999999999): " compare_gradients --relative 9999999999x9999999999
-refused 2 "--relative (3x3): table [4, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW" compare_gradients --relative 3x3 --length 256
+refused 2 "--relative (3x3): table [4, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW" \
+  compare_gradients --relative 3x3 --length 256
 refused 2 "--bias (4x4): has rank 2; expected [batch, heads, queries, keys]" compare_gradients --bias 4x4
-refused 2 "--bias (1x3x1xL): axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 4" compare_gradients --bias 1x3x1xL --length 256
-refused 2 "--bias (1x1x700000x700000): axis 2 of [batch, heads, queries, keys] is 700000" compare_gradients --bias 1x1x700000x700000 --length 256
-refused 2 "--bias (LxLxLxL): L is the number of queries or keys, not of sequences or heads" compare_gradients --bias LxLxLxL
-refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" compare_gradients --alibi lerned
+refused 2 "--bias (1x3x1xL): axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 4" \
+  compare_gradients --bias 1x3x1xL --length 256
+refused 2 "--bias (1x1x700000x700000): axis 2 of [batch, heads, queries, keys] is 700000" \
+  compare_gradients --bias 1x1x700000x700000 --length 256
+refused 2 "--bias (LxLxLxL): L is the number of queries or keys, not of sequences or heads" \
+  compare_gradients --bias LxLxLxL
+refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" \
+  compare_gradients --alibi lerned
 refused 2 "--softcap (-1): must be 0.." compare_gradients --softcap -1
-refused 2 "--documents (100/28): 2 lists for as many rows, but one set is shown" compare_gradients --length 128 --documents 100/28
+refused 2 "--documents (100/28): 2 lists for as many rows, but one set is shown" \
+  compare_gradients --length 128 --documents 100/28
 refused 2 "documents" compare_gradients --length 128 --documents 100,64
 blocks negative.npy 'row 0 is (0, -1); block numbers count from 0'
 refused 5 "no usable GPU" compare_gradients --device cuda
@@ -132,12 +148,15 @@ refused 2 "--device (tpu): must be auto, cpu, cuda or cuda:N" compare_gradients 
 
 # ---- more than fits in memory, or in a minute of judging ----
 refused 4 "the inputs and what judges them: would need" compare_gradients --length 131072 --heads 1024 --head-dim 1024
-refused 2 "--length (131072): judging every pair" compare_gradients --length 131072 --pattern dense --heads 1 --repeat 2 --modes dense,taped
+refused 2 "--length (131072): judging every pair" \
+  compare_gradients --length 131072 --pattern dense --heads 1 --repeat 2 --modes dense,taped
 grep -qE '; --length [0-9]+ would fit, or' "$scratch/err" || fail "no length that fits is named: $(cat "$scratch/err")"
-refused 2 "--length (65536): judging every pair" compare_gradients --length 65536 --order hilbert:256x256 --pattern dense
+refused 2 "--length (65536): judging every pair" \
+  compare_gradients --length 65536 --order hilbert:256x256 --pattern dense
 
 # ---- --debug: the same line, and the stack of the throw ----
-for program in 'attend --scale wide --q q.npy --k k.npy --v k.npy' 'compare_gradients --heads 0' 'compare_gradients --order hilbrt' 'curves --grid 1' 'hello_tape --nope' 'info --nope'; do
+for program in 'attend --scale wide --q q.npy --k k.npy --v k.npy' 'compare_gradients --heads 0' \
+  'compare_gradients --order hilbrt' 'curves --grid 1' 'hello_tape --nope' 'info --nope'; do
   # shellcheck disable=SC2086
   expect 2 "$program" "$programs"/$program
   one_line_on_stderr
@@ -164,10 +183,12 @@ to_nobody() {
 }
 
 # ---- nowhere to print to: the reason is that of the failed write ----
-for program in hello_tape info 'curves --grid 8x8 --out full' 'attend --q q.npy --k k.npy --v k.npy --out full' 'compare_gradients --length 16 --heads 1 --head-dim 4 --repeat 2 --out full'; do
+for program in hello_tape info 'curves --grid 8x8 --out full' 'attend --q q.npy --k k.npy --v k.npy --out full' \
+  'compare_gradients --length 16 --heads 1 --head-dim 4 --repeat 2 --out full'; do
   # shellcheck disable=SC2016,SC2086
   expect 3 "$program to a full disk" sh -c '"$0" "$@" >/dev/full' "$programs"/$program
-  [[ $(cat "$scratch/err") == "${program%% *}: error: standard output: No space left on device" ]] || fail "a full disk: $(cat "$scratch/err")"
+  [[ $(cat "$scratch/err") == "${program%% *}: error: standard output: No space left on device" ]] ||
+    fail "a full disk: $(cat "$scratch/err")"
   [[ ! -e full ]] || fail "$program to a full disk leaves $(ls -A full)"
   # A pipe that nobody reads is no failure: the files are there.
   if [[ $program == *--out* ]]; then
@@ -211,7 +232,9 @@ refused 2 '.. of 302 bytes' curves "--$long"
 (($(wc -c <"$scratch/err") < 400)) || fail "a message repeats all of it: $(cat "$scratch/err")"
 
 # ---- the environment ----
-for junk in 4G -1 '' ' 5' 18446744073709551616; do HILT_POOL_BYTES=$junk attend 2 "HILT_POOL_BYTES ($junk): not a number of bytes"; done
+for junk in 4G -1 '' ' 5' 18446744073709551616; do
+  HILT_POOL_BYTES=$junk attend 2 "HILT_POOL_BYTES ($junk): not a number of bytes"
+done
 HILT_TF32=yes refused 2 'HILT_TF32 (yes): must be one of 0, 1' curves
 
 # ---- files ----
@@ -264,18 +287,22 @@ attend 7 'o: ' --q wider.npy --k wider.npy --v wider.npy --dtype f32
 attend 7 '; try --dtype f64, or scale the inputs down' --v huge.npy --q huge.npy --k huge.npy --dtype f16
 expect 0 'attend to what is no number' "$programs/attend" --q q.npy --k k.npy --v nan.npy --out nans
 says err 'attend: warning: --v (nan.npy): holds nan at [0, 0, 0, 0]'
-expect 0 'attend to nothing' "$programs/attend" --q q.npy --k k.npy --v k.npy --pattern segment:4,dilation=8 --out nothing
+expect 0 'attend to nothing' "$programs/attend" --q q.npy --k k.npy --v k.npy --pattern segment:4,dilation=8 \
+  --out nothing
 
 # ---- what attend cannot do ----
 attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fused?" --mode fsued
 attend 2 "--scale (wide): 'wide' is not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
-attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' --order row --pattern segment:8,offset=9
-attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' --pattern neighborhood:2
+attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' \
+  --order row --pattern segment:8,offset=9
+attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' \
+  --pattern neighborhood:2
 attend 2 '--documents (4x): ' --documents 4x
 attend 2 'the documents of row 0 hold 17 tokens, but a row has 16' --documents 9,2x4
-attend 2 'window2d:2x2 needs a grid in every document; one of row 0 has 3 tokens and no grid' --pattern window2d:2x2 --documents 2x4,3
+attend 2 'window2d:2x2 needs a grid in every document; one of row 0 has 3 tokens and no grid' \
+  --pattern window2d:2x2 --documents 2x4,3
 attend 2 'order hilbert:4x4 names a grid, and grids belong to documents: 9' --order hilbert:4x4 --documents 9
 attend 2 '--documents (9/7): 2 lists, but --q has 1 rows' --documents 9/7
 attend 2 '--ranks (1024): more than the 16 tokens of --k' --ranks 1024
@@ -283,7 +310,10 @@ for mode in taped hybrid; do
   attend 2 "--ranks (2): --mode $mode is for one rank; use fused" --ranks 2 --mode $mode
 done
 npy many.npy '<f4' '1, 64, 4, 8' 8192
-(ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)
+(
+  ulimit -f 4
+  expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited
+)
 says err 'File too large'
 [[ ! -e limited ]] || fail "more than ulimit -f lets it write: left $(ls -A limited)"
 if ! "$BUILD/examples/info" | grep -q "device    cuda:0"; then attend 5 "no usable GPU: " --device cuda; fi

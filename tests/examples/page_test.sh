@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The reports in a real browser: no console message, no overflow from 360 to 2,560 px, every figure drawn with the JSON's
-# numbers, contrast by day and by night, and switches that do what they say. Skipped where there is no chromium.
+# The reports in a real browser: no console message, no overflow from 360 to 2,560 px, every figure drawn with the
+# JSON's numbers, contrast by day and by night, and switches that do what they say. Skipped where there is no chromium.
 . "$SRC/tests/packaging/common.sh"
 programs=$BUILD/examples
 cd "$scratch"
@@ -10,17 +10,19 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
 }
 
 # The guard: three pages and what writes them took 37 s beside busy processes. --disable-dev-shm-usage: in a container
-# /dev/shm may have 64 MB only. The console's messages are those of the page: "INFO:CONSOLE" and so on, in file:line of a URL;
-# what Chromium says of itself on stderr (dbus, GPU, sandbox, fonts) has other file names there and is never read.
+# /dev/shm may have 64 MB only. The console's messages are those of the page: "INFO:CONSOLE" and so on, in file:line of
+# a URL; what Chromium says of itself on stderr (dbus, GPU, sandbox, fonts) has other file names there and is not read.
 browse() {  # flags and URL: the console's messages go to the file console
   local got=0
-  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --allow-file-access-from-files --user-data-dir="$scratch/profile" \
-      --enable-logging=stderr --virtual-time-budget=60000 "$@" 2>stderr || got=$?
+  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
+    --allow-file-access-from-files --user-data-dir="$scratch/profile" --enable-logging=stderr \
+    --virtual-time-budget=60000 "$@" 2>stderr || got=$?
   [[ $got == 0 ]] || fail "chromium: exit status $got (124: the guard of 120 s): $* $(tail -3 stderr)"
   grep CONSOLE stderr >console || true
 }
-# times FILE: sets every time in the page's JSON, so that no figure hangs on what was measured: a pass of a mode takes 40 ms to
-# 1,500 s, a part of it or a run of another length 0.3 us to 0.5 ms, so that parts never add up to more than their whole.
+# times FILE: sets every time in the page's JSON, so that no figure hangs on what was measured: a pass of a mode takes
+# 40 ms to 1,500 s, a part of it or a run of another length 0.3 us to 0.5 ms, so that parts never add up to more than
+# their whole.
 times() {
   awk 'function set(text, pattern, list,    v, n, i, line) {
     n = split(list, v, " ")
@@ -35,7 +37,8 @@ times() {
     gsub(/"forward_ms":/, "\"forward_ms\": "); gsub(/"backward_ms":/, "\"backward_ms\": ")
     line = set($0, "\"(forward_|backward_)?ms\": ?[0-9.e+-]+", "0.344 0.0003 0.5 0.0421 0.11 0.25 0.0077")
     line = set(line, "\"peak_bytes\":[0-9]+,\"forward_ms\": [0-9.e+-]+", "1500 40 77.7 1500000")
-    print set(line, "\"peak_bytes\":[0-9]+,\"forward_ms\": [0-9.e+-]+,\"backward_ms\": [0-9.e+-]+", "40 90 3000000 123.4")
+    both = "\"peak_bytes\":[0-9]+,\"forward_ms\": [0-9.e+-]+,\"backward_ms\": [0-9.e+-]+"
+    print set(line, both, "40 90 3000000 123.4")
   }
   END { exit count == 0 }' "$1" >set.html || fail "$1: no times in its JSON"
   mv set.html "$1"
@@ -50,28 +53,34 @@ compare=("$programs/compare_gradients" --length 256 --heads 2 --head-dim 16 --re
 expect 0 'compare_gradients' "${compare[@]}" --pattern segment:64 --out c
 times c/compare.html
 look c/compare.html
-expect 0 'compare_gradients, three branches' "${compare[@]}" --pattern segment:32+slide:9+segment:128,dilation=4 --kv-heads 1 --dropout 0.2 --causal token --softcap 5 --alibi learned --relative 9 --sink --modes taped,fused --out d
+expect 0 'compare_gradients, three branches' "${compare[@]}" --pattern segment:32+slide:9+segment:128,dilation=4 \
+  --kv-heads 1 --dropout 0.2 --causal token --softcap 5 --alibi learned --relative 9 --sink --modes taped,fused --out d
 times d/compare.html
 look d/compare.html
 expect 0 'compare_gradients, 3-D' "${compare[@]}" --order hilbert:4x8x8 --pattern neighborhood3d:3x3x3 --out e
 times e/compare.html
 look e/compare.html
-expect 0 'compare_gradients, documents' "${compare[@]}" --length 6700 --head-dim 4 --documents 64x100,10x10,9x9 --pattern neighborhood2d:3x3 --modes fused --out f
+expect 0 'compare_gradients, documents' "${compare[@]}" --length 6700 --head-dim 4 --documents 64x100,10x10,9x9 \
+  --pattern neighborhood2d:3x3 --modes fused --out f
 times f/compare.html
 look f/compare.html
 for grid in 20x33 7x10 15x4 1x5 16x16; do
   expect 0 "curves $grid" "$programs/curves" --grid "$grid" --pattern slide2d:1x1 --out g
   look g/curves.html
 done
-expect 0 'train' "$programs/train" --layers 1 --width 16 --heads 2 --context 64 --batch 2 --steps 12 --eval-every 4 --sample-every 6 --eval-rows 4 --out t
+expect 0 'train' "$programs/train" --layers 1 --width 16 --heads 2 --context 64 --batch 2 --steps 12 --eval-every 4 \
+  --sample-every 6 --eval-rows 4 --out t
 look t/report.html
-expect 0 'train life' "$programs/train" --task life --layers 1 --width 16 --heads 2 --steps 4 --eval-every 2 --eval-rows 4 --out l
+expect 0 'train life' "$programs/train" --task life --layers 1 --width 16 --heads 2 --steps 4 --eval-every 2 \
+  --eval-rows 4 --out l
 look l/report.html
 
 # Screenshots, coarsely: light by day, dark by night, and much on it but not too much.
 sed 's/<html lang="en">/<html lang="en" style="color-scheme:dark">/' c/compare.html >dark.html
 cp c/compare.html light.html
-for scheme in light dark; do browse --window-size=1280,2000 --screenshot="$scratch/$scheme.png" "file://$scratch/$scheme.html" >/dev/null; done
+for scheme in light dark; do
+  browse --window-size=1280,2000 --screenshot="$scratch/$scheme.png" "file://$scratch/$scheme.html" >/dev/null
+done
 cat >shots.html <<'END'
 <!doctype html><body><script>
 (async () => {
@@ -80,12 +89,15 @@ cat >shots.html <<'END'
     const image = new Image();
     image.src = scheme + ".png";
     await image.decode();
-    const c = Object.assign(document.createElement("canvas"), { width: image.width, height: image.height }).getContext("2d");
+    const { width, height } = image;
+    const c = Object.assign(document.createElement("canvas"), { width, height }).getContext("2d");
     c.drawImage(image, 0, 0);
-    const { data } = c.getImageData(0, 0, image.width, image.height), bright = [];
+    const { data } = c.getImageData(0, 0, width, height), bright = [];
     for (let i = 0; i < data.length; i += 4) bright.push((data[i] + data[i + 1] + data[i + 2]) / 765);
-    const mean = bright.reduce((a, b) => a + b) / bright.length, other = bright.filter((v) => (scheme === "light" ? v < 0.6 : v > 0.4)).length / bright.length;
-    shares.push(scheme === "light" ? mean > 0.85 : mean < 0.25, other > 0.01 && other < 0.3, `${scheme}: brightness ${mean.toFixed(3)}, marked ${other.toFixed(3)}`);
+    const mean = bright.reduce((a, b) => a + b) / bright.length;
+    const marked = bright.filter((v) => (scheme === "light" ? v < 0.6 : v > 0.4)).length / bright.length;
+    shares.push(scheme === "light" ? mean > 0.85 : mean < 0.25, marked > 0.01 && marked < 0.3,
+                `${scheme}: brightness ${mean.toFixed(3)}, marked ${marked.toFixed(3)}`);
   }
   document.body.textContent = shares.includes(false) ? "WRONG: " + shares.join("; ") : "shots ok";
 })();

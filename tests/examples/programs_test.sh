@@ -9,12 +9,15 @@ page() {
   [[ $(stat -c %s "$1") -lt 500000 ]] || fail "$1 has $(stat -c %s "$1") bytes"
   local outside='(src|href)="[^#"]|https?://|url\(|@import|<script src|<link|<iframe'
   sed 's|"http://www.w3.org/2000/svg"||' "$1" >without_namespace  # which names SVG and is never fetched
-  ! grep -qE "$outside" without_namespace || fail "$1 refers outside: $(grep -oE "($outside).{0,60}" without_namespace | head -3)"
+  ! grep -qE "$outside" without_namespace ||
+    fail "$1 refers outside: $(grep -oE "($outside).{0,60}" without_namespace | head -3)"
   ! grep -q '^@include' "$1" || fail "$1: $(grep '^@include' "$1" | head -3)"
   command -v node >/dev/null || return 0
   node "$SRC/tests/examples/shown.js" "$1" >shown.html 2>stderr || fail "$1: $(grep Error stderr)"
-  ! grep -qF '{{' shown.html || fail "$1 has a tag that was not filled: $(grep -oE '.{0,20}\{\{.{0,40}' shown.html | head -3)"
-  ! grep -qE '>(-?(nan|inf)|NaN|-?Infinity|undefined)|"(-?nan|-?inf)' shown.html || fail "$1 shows a number that is none"
+  ! grep -qF '{{' shown.html ||
+    fail "$1 has a tag that was not filled: $(grep -oE '.{0,20}\{\{.{0,40}' shown.html | head -3)"
+  ! grep -qE '>(-?(nan|inf)|NaN|-?Infinity|undefined)|"(-?nan|-?inf)' shown.html ||
+    fail "$1 shows a number that is none"
 }
 # summary: at most 45 lines of 80 columns, no color on a pipe.
 summary() {
@@ -23,10 +26,11 @@ summary() {
   ! grep -q $'\033' out.txt || fail "$1: color on a pipe"
 }
 
+small=(--length 256 --heads 2 --head-dim 16 --repeat 2)
 compare() {  # STATUS, flags: small and quick
   local status=$1
   shift
-  expect "$status" "compare_gradients $*" "$programs/compare_gradients" --length 256 --heads 2 --head-dim 16 --repeat 2 --out c "$@"
+  expect "$status" "compare_gradients $*" "$programs/compare_gradients" "${small[@]}" --out c "$@"
   cp "$scratch/out" out.txt
 }
 
@@ -48,22 +52,28 @@ modes, page = json.load(open('c/compare.json'))['modes'], open('shown.html').rea
 taped, fused = modes['taped'], modes['fused']
 if taped['forward_flops'] == 0: sys.exit()  # nobody attends to anything
 products, kept = fused['forward_flops'] / taped['forward_flops'], taped['saved_bytes'] / fused['saved_bytes']
-said = re.search(r'the same pairs as taped, with ([0-9.]+).% of its products.*?<b>(?:as much, within (5) %|([0-9.]+) times (less|more))</b>', page)
+said = re.search(r'the same pairs as taped, with ([0-9.]+).% of its products.*?'
+                 r'<b>(?:as much, within (5) %|([0-9.]+) times (less|more))</b>', page)
 assert said, 'the page says nothing of taped and fused'
 assert abs(float(said[1]) / 100 - products) <= 0.005 * products + 0.0005, (said[1], products)
 if said[2]: assert 1 / 1.051 <= kept <= 1.051, kept
 else: assert abs(float(said[3]) - (kept if said[4] == 'less' else 1 / kept)) <= 0.051, (said[3], said[4], kept)
-assert (0.5 if 'causal' in sys.argv[1] else 0.2 if re.search('slide|window|neighborhood', sys.argv[1]) else 0.7) <= products <= 1.1, products
-assert taped['nodes'] <= 20 or re.search(r'\+|--(softcap|alibi|relative|bias|sink|documents)', sys.argv[1]), taped['nodes']
+flags = sys.argv[1]
+least = 0.5 if 'causal' in flags else 0.2 if re.search('slide|window|neighborhood', flags) else 0.7
+assert least <= products <= 1.1, products
+assert taped['nodes'] <= 20 or re.search(r'\+|--(softcap|alibi|relative|bias|sink|documents)', flags), taped['nodes']
 # A matrix of weights is as large as the tape's, which are f32 at least; nothing is kept that is not alive at the peak.
-def size(text): return float(re.match('[0-9.]+', text)[0]) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[re.search('[kM]?B', text)[0]]
+def size(text):
+    return float(re.match('[0-9.]+', text)[0]) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[re.search('[kM]?B', text)[0]]
 matrix = sum((8 if n['dtype'] == 'f64' else 4) * math.prod(n['shape']) for n in taped['tape'] if n['symbol'] == 'P')
 assert abs(size(re.search('one matrix over all pairs takes (.*?) here', page)[1]) - matrix) <= 0.005 * matrix, matrix
 for step, said in re.findall(r'data-step="([SLPO])".*?<td class="w" rowspan="\d">(.*?)</td>', page):
-    keeps = sum(n['unique_bytes'] for n in taped['tape'] if n['symbol'] == step or (step == 'O' and n['symbol'] == 'M P'))
+    symbols = (step, 'M P') if step == 'O' else (step,)
+    keeps = sum(n['unique_bytes'] for n in taped['tape'] if n['symbol'] in symbols)
     told = size(re.search(r'\(([0-9.]+\u00a0[kM]?B)\)', said)[1]) if '\u00a0' in said else 0
     assert abs(told - keeps) <= 0.005 * keeps, (step, said, keeps)
-for row in re.findall(r'</span>(?:dense|taped|hybrid|fused)</th><td class="n">.*?</td><td class="n">(.*?)</td><td class="n">(.*?)</td>', page.split('id="memory"')[0]):
+for row in re.findall(r'</span>(?:dense|taped|hybrid|fused)</th><td class="n">.*?</td><td class="n">(.*?)</td>'
+                      r'<td class="n">(.*?)</td>', page.split('id="memory"')[0]):
     assert size(row[0]) <= size(row[1]), row
 assert taped['tape'] and not fused['inside_backward'], 'the time of the fused kernel is counted to an op'
 merges = any(n['symbol'] == 'L' for n in taped['tape'])
@@ -71,8 +81,10 @@ assert ('logsumexp of each part' in page) == merges and ('not needed: P itself i
 END
 }
 
-for flags in '--pattern segment:64' '--pattern neighborhood2d:5x5' '--pattern window2d:4x4' '--pattern slide2d:1x2 --length 1024' '--pattern dense --causal token --kv-heads 1' '--pattern slide:9 --dtype f64' \
-    '--pattern segment:32+segment:128,dilation=4 --dilation-mode longnet --dropout 0.2' '--pattern segment:64 --dtype bf16 --modes dense,taped,fused' '--pattern segment:8,dilation=16,offset=9'; do
+for flags in '--pattern segment:64' '--pattern neighborhood2d:5x5' '--pattern window2d:4x4' \
+  '--pattern slide2d:1x2 --length 1024' '--pattern dense --causal token --kv-heads 1' '--pattern slide:9 --dtype f64' \
+  '--pattern segment:32+segment:128,dilation=4 --dilation-mode longnet --dropout 0.2' \
+  '--pattern segment:64 --dtype bf16 --modes dense,taped,fused' '--pattern segment:8,dilation=16,offset=9'; do
   # shellcheck disable=SC2086
   compare 0 $flags
   summary "$flags"
@@ -80,28 +92,34 @@ for flags in '--pattern segment:64' '--pattern neighborhood2d:5x5' '--pattern wi
   [[ $(ls -A c) == $'compare.html\ncompare.json' ]] || fail "$flags: wrote $(ls -A c)"
   sentences "$flags"
   grep -q '^verdict: ok' out.txt || fail "$flags: $(tail -1 out.txt)"
-  grep -qE 'Hilbert order (helps|does nothing|loses)|These counts do not compare orders' out.txt || fail "$flags: says nothing about the order"
+  grep -qE 'Hilbert order (helps|does nothing|loses)|These counts do not compare orders' out.txt ||
+    fail "$flags: says nothing about the order"
   for order in row snake morton tiles hilbert; do grep -q "^$order " out.txt || fail "$flags: no line for $order"; done
 done
 
 # Score terms and documents: every mode is right; the gradient of every tensor among them is judged and shown.
 terms() {  # WHICH of slopes, relative, bias and sink, flags
-  local which=$1 row there
+  local which=$1 row there given
   shift
+  given=$(grep -oE -- '--(softcap|alibi|relative|bias|sink|documents)' <<<"$*" | wc -l)
   compare 0 --pattern segment:64 "$@"
   summary "$*"
   page c/compare.html
   grep -q '^verdict: ok' out.txt || fail "$*: $(tail -1 out.txt)"
-  [[ ! -f shown.html || $(grep -c '<p class="term">' shown.html) == $(grep -oE -- '--(softcap|alibi|relative|bias|sink|documents)' <<<"$*" | wc -l) ]] || fail "$*: the page does not say what each term does"
+  [[ ! -f shown.html || $(grep -c '<p class="term">' shown.html) == "$given" ]] ||
+    fail "$*: the page does not say what each term does"
   sentences "$*"
   for row in slopes relative bias sink; do
     there=0
     [[ " $which " != *" $row "* ]] || there=1
-    [[ ! -f shown.html || $(grep -c "<th scope=\"row\">d_$row</th>" shown.html) == "$there" ]] || fail "$*: the page does not have d_$row $there times"
-    [[ $(grep -c "\"d_$row\": {" c/compare.json) == $((there * 5)) ]] || fail "$*: compare.json lacks d_$row of a mode or of the yardstick, or has too many"
+    [[ ! -f shown.html || $(grep -c "<th scope=\"row\">d_$row</th>" shown.html) == "$there" ]] ||
+      fail "$*: the page does not have d_$row $there times"
+    [[ $(grep -c "\"d_$row\": {" c/compare.json) == $((there * 5)) ]] ||
+      fail "$*: compare.json lacks d_$row of a mode or of the yardstick, or has too many"
   done
 }
-terms 'slopes relative bias sink' --softcap 5 --alibi learned --relative 17x17 --order hilbert:16x16 --bias 1x2x1xL --sink
+terms 'slopes relative bias sink' --softcap 5 --alibi learned --relative 17x17 --order hilbert:16x16 --bias 1x2x1xL \
+  --sink
 terms 'bias' --alibi --bias 1x1xLxL --dtype bf16 --kv-heads 1 --dropout 0.2
 terms 'relative sink' --relative 9 --sink --softcap 3 --dtype f64 --causal token --batch 2
 terms 'slopes relative' --documents 8x8,5x16,10x11 --pattern neighborhood2d:3x3 --alibi learned --relative 7x7
@@ -111,30 +129,36 @@ compare 0 --pattern segment:64
 for anchor in what steps hand why bill memory time agreement break scaling order roofline questions method; do
   grep -q "id=\"$anchor\"" c/compare.html || fail "the page has no section '$anchor'"
 done
-# The eight backward steps stand beside lines of hybrid that are in the source, under their numbers, and all thirteen beside
-# the place of the fused kernel.
+# The eight backward steps stand beside lines of hybrid that are in the source, under their numbers, and all thirteen
+# beside the place of the fused kernel.
 page c/compare.html
 if [[ -f shown.html ]]; then
-  grep -oE '<code>[^<]*</code><span class="place">[a-z_/]+\.cpp:[0-9]+' shown.html | sed 's/<code>\(.*\)<\/code>.*>\(.*\)/\2:\1/; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >lines
+  grep -oE '<code>[^<]*</code><span class="place">[a-z_/]+\.cpp:[0-9]+' shown.html |
+    sed 's/<code>\(.*\)<\/code>.*>\(.*\)/\2:\1/; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >lines
   [[ $(wc -l <lines) == 8 ]] || fail "8 lines of source expected, got $(cat lines)"
   while IFS=: read -r file number code; do
     sed -n "${number}p" "$SRC/ops/hilbert/$file" | grep -qF -- "$code" || fail "$file:$number does not say '$code'"
   done <lines
-  [[ $(grep -oE '<span class="place">kernels/(attention_cpu\.cpp|backward_cpu\.h):[0-9]+' shown.html | wc -l) == 13 ]] || fail 'a step without its line of the fused kernel'
-  for text in 'All gradients agree' '<th scope="row"><span class="dot" style="--color:var(--fused)"></span>fused</th><td class="n">1</td>' 'Why Δ = dO · O'; do
+  fused='<span class="place">kernels/(attention_cpu\.cpp|backward_cpu\.h):[0-9]+'
+  [[ $(grep -oE "$fused" shown.html | wc -l) == 13 ]] || fail 'a step without its line of the fused kernel'
+  one_node='<th scope="row"><span class="dot" style="--color:var(--fused)"></span>fused</th><td class="n">1</td>'
+  for text in 'All gradients agree' "$one_node" 'Why Δ = dO · O'; do
     grep -qF "$text" shown.html || fail "the page does not say '$text'"
   done
 fi
-# Exercises: as it is written a file fails in what hangs on its line and in nothing else; with the answer in its place it passes.
+# Exercises: as it is written a file fails in what hangs on its line and in nothing else; with the answer in its place
+# it passes.
 for n in '1 Delta Delta,each,dS,dQ,dK' '2 dS dS,dQ,dK' '3 dQ dQ' '4 dK dK' '5 dV dV'; do
   read -r n name failed <<<"$n"
   command -v python3 >/dev/null || break
   expect 0 "--exercise $n" "$programs/compare_gradients" --exercise "$n" --out x
   expect 1 "--check of exercise $n as it is" "$programs/compare_gradients" --check "x/exercise_$n.py"
-  [[ $(sed -n 's/^WRONG \([A-Za-z]*\) .*: .* is [0-9.e-]*, should be .*/\1/p' "$scratch/out" | paste -sd,) == "$failed" ]] || fail "exercise $n: $(cat "$scratch/out")"
+  wrong=$(sed -n 's/^WRONG \([A-Za-z]*\) .*: .* is [0-9.e-]*, should be .*/\1/p' "$scratch/out" | paste -sd,)
+  [[ $wrong == "$failed" ]] || fail "exercise $n: $(cat "$scratch/out")"
   expect 0 "--answer $n" "$programs/compare_gradients" --answer "$n"
   grep -q "^$name = " "$scratch/out" || fail "--answer $n: $(cat "$scratch/out")"
-  line=$(cat "$scratch/out") awk -v name="$name" '{ if ($1 == name && $2 == "=") sub(/[A-Za-z].*/, ENVIRON["line"]); print }' "x/exercise_$n.py" >x/done.py
+  line=$(cat "$scratch/out") awk -v name="$name" \
+    '{ if ($1 == name && $2 == "=") sub(/[A-Za-z].*/, ENVIRON["line"]); print }' "x/exercise_$n.py" >x/done.py
   expect 0 "--check of exercise $n, done" "$programs/compare_gradients" --check x/done.py
   says out 'all 6 checks passed'
 done
@@ -144,8 +168,8 @@ for n in 0 6; do
     says err "--$option ($n): must be 1..5"
   done
 done
-# What a learner wrote is not written over, and a file cannot pass by leaving early, by numbers too many, or by a change of
-# what it was given.
+# What a learner wrote is not written over, and a file cannot pass by leaving early, by numbers too many, or by a change
+# of what it was given.
 if command -v python3 >/dev/null; then
   expect 2 '--exercise 5 again' "$programs/compare_gradients" --exercise 5 --out x
   says err 'x/exercise_5.py is there; remove it, or name another --out'
@@ -194,20 +218,30 @@ for name in ('Q', 'K', 'V', 'dO'): assert names[name] == hand[name], name"
   says out 'dV is no matrix of 4 x 2 numbers'
 fi
 # A page with much on it: six parts, terms, all modes.
-expect 0 'a large page' "$programs/compare_gradients" --length 4096 --heads 1 --head-dim 4 --repeat 2 --softcap 5 --alibi learned --relative 9 --sink --pattern segment:64+segment:256,dilation=4+slide2d:2x2+segment:32+slide:5+segment:512,dilation=16 --out large
+expect 0 'a large page' "$programs/compare_gradients" --length 4096 --heads 1 --head-dim 4 --repeat 2 --softcap 5 \
+  --alibi learned --relative 9 --sink --out large \
+  --pattern segment:64+segment:256,dilation=4+slide2d:2x2+segment:32+slide:5+segment:512,dilation=16
 page large/compare.html
 # And others with more of something than fits: branches, documents, scattered keys, tokens; each is bounded.
 branches=$(printf 'segment:%d+' $(seq 4 63))
-for flags in "--length 512 --pattern ${branches%+}" '--length 958 --pattern segment:64+slide:9+segment:128,dilation=4 --documents 37,101,53,211,97,149,67,83,131,29' '--length 4096 --pattern slide2d:63x63,dilation=4 --modes fused' \
-    '--length 16384 --pattern slide:1 --order morton --modes taped,fused' '--length 4096 --order hilbert:2x2x1024 --pattern neighborhood3d:1x1x3' '--length 20000 --pattern segment:8 --modes fused'; do
+documents='--length 958 --documents 37,101,53,211,97,149,67,83,131,29'
+for flags in "--length 512 --pattern ${branches%+}" "$documents --pattern segment:64+slide:9+segment:128,dilation=4" \
+  '--length 4096 --pattern slide2d:63x63,dilation=4 --modes fused' \
+  '--length 16384 --pattern slide:1 --order morton --modes taped,fused' \
+  '--length 4096 --order hilbert:2x2x1024 --pattern neighborhood3d:1x1x3' \
+  '--length 20000 --pattern segment:8 --modes fused'; do
   # shellcheck disable=SC2086
   expect 0 "compare_gradients $flags" "$programs/compare_gradients" --heads 1 --head-dim 4 --repeat 2 $flags --out large
   page large/compare.html
-  [[ $(stat -c %s large/compare.html) -lt 350000 ]] || fail "$flags: $(stat -c %s large/compare.html) bytes: what bounds a page does not"
+  [[ $(stat -c %s large/compare.html) -lt 350000 ]] ||
+    fail "$flags: $(stat -c %s large/compare.html) bytes: what bounds a page does not"
 done
 # Pages are data and templates: no source of a program has markup in a string, and what draws them stays small.
-! grep -rnE '"[^"]*</?(svg|table|tr|td|th|div|p|h[1-6]|path|span|figure)[ >]' "$SRC/examples" --include=*.cpp --include=*.h || fail 'a program prints markup'
-lines=$(cat "$SRC"/examples/{compare/page.html,compare/lesson.js,curves.html,curves.js,train/page.html,program/report/page.css,program/report/figures.js} | wc -l)
+markup='"[^"]*</?(svg|table|tr|td|th|div|p|h[1-6]|path|span|figure)[ >]'
+! grep -rnE "$markup" "$SRC/examples" --include=*.cpp --include=*.h ||
+  fail 'a program prints markup'
+lines=$(cat "$SRC"/examples/{compare/page.html,compare/lesson.js,curves.{html,js},train/page.html} \
+  "$SRC"/examples/program/report/{page.css,figures.js} | wc -l)
 [[ $lines -le 1500 ]] || fail "the templates have $lines lines"
 if command -v python3 >/dev/null; then
   reads 'compare.json read by python3' <<'END'
@@ -215,32 +249,43 @@ import json
 c = json.load(open('c/compare.json'))
 assert list(c)[:5] == ['config', 'machine', 'plan', 'modes', 'verdict'], list(c)
 assert c['verdict'] == 'ok'
-assert {'batch', 'length', 'heads', 'kv_heads', 'head_dim', 'order', 'pattern', 'dilation_mode', 'causal', 'documents', 'softcap', 'alibi', 'relative', 'bias', 'sink', 'dropout', 'dtype', 'device', 'seed', 'repeat', 'modes'} == set(c['config']), list(c['config'])
+assert {'batch', 'length', 'heads', 'kv_heads', 'head_dim', 'order', 'pattern', 'dilation_mode', 'causal', 'documents',
+        'softcap', 'alibi', 'relative', 'bias', 'sink', 'dropout', 'dtype', 'device', 'seed', 'repeat',
+        'modes'} == set(c['config']), list(c['config'])
 plan = c['plan']
 tiles = ['tiles_full', 'tiles_partial', 'tiles_total', 'useful_fraction']
 assert list(plan) == ['order', 'pattern'] + tiles + ['per_order'], list(plan)
 assert list(plan['per_order']) == ['row', 'snake', 'morton', 'tiles', 'hilbert']
-for order in plan['per_order'].values(): assert list(order) == tiles and order['tiles_full'] + order['tiles_partial'] <= order['tiles_total'], order
+for order in plan['per_order'].values():
+    assert list(order) == tiles, order
+    assert order['tiles_full'] + order['tiles_partial'] <= order['tiles_total'], order
 assert list(c['modes']) == ['dense', 'taped', 'hybrid', 'fused']
 for name, m in c['modes'].items():
-    assert list(m)[:10] == ['nodes', 'saved_bytes', 'peak_bytes', 'forward_ms', 'backward_ms', 'forward_flops', 'bytes_moved', 'tape', 'error', 'bitwise_repeatable'], (name, list(m))
+    assert list(m)[:10] == ['nodes', 'saved_bytes', 'peak_bytes', 'forward_ms', 'backward_ms', 'forward_flops',
+                            'bytes_moved', 'tape', 'error', 'bitwise_repeatable'], (name, list(m))
     assert m['nodes'] == len(m['tape']) >= 1 and m['bitwise_repeatable'] is True
     assert sum(n['unique_bytes'] for n in m['tape']) == m['saved_bytes'] > 0
-    for n in m['tape']: assert list(n)[:6] == ['name', 'shape', 'saved_bytes', 'unique_bytes', 'forward_ms', 'backward_ms'], n
+    for n in m['tape']:
+        assert list(n)[:6] == ['name', 'shape', 'saved_bytes', 'unique_bytes', 'forward_ms', 'backward_ms'], n
     assert list(m['error']) == ['o', 'dq', 'dk', 'dv']
     for e in m['error'].values():
-        assert list(e)[:4] == ['max_abs', 'rel_l2', 'worst_index', 'verdict'] and e['verdict'] == 'ok' and len(e['worst_index']) == 4, e
+        assert list(e)[:4] == ['max_abs', 'rel_l2', 'worst_index', 'verdict'], e
+        assert e['verdict'] == 'ok' and len(e['worst_index']) == 4, e
 assert c['modes']['hybrid']['nodes'] == c['modes']['fused']['nodes'] == 1
 assert c['modes']['taped']['nodes'] > 5
-assert [n['symbol'] for n in c['modes']['taped']['tape'] if n['name'] in ('matmul', 'softmax')] == ['S', 'P', 'O'], c['modes']['taped']['tape']
+tape = c['modes']['taped']['tape']
+assert [n['symbol'] for n in tape if n['name'] in ('matmul', 'softmax')] == ['S', 'P', 'O'], tape
 assert sum(n['name'] == 'matmul' for n in c['modes']['hybrid']['inside_backward']) == 5
 assert max(c['checks'][k] for k in ('weights_sum', 'delta', 'slopes_sum')) < 1e-5 and c['checks']['rows'] == 256
 hand = c['by_hand']['matrices']
-assert hand['O'] == [[4, 0], [2, 2], [1.5, 2.5], [3, .5]] and hand['dS'] == [[0, 0, 0, 0], [1, -1, 0, 0], [-2.5, 3, -.5, 0], [0, .5, 1, -1.5]], hand
+assert hand['O'] == [[4, 0], [2, 2], [1.5, 2.5], [3, .5]], hand
+assert hand['dS'] == [[0, 0, 0, 0], [1, -1, 0, 0], [-2.5, 3, -.5, 0], [0, .5, 1, -1.5]], hand
 plain, taped, fused = c['config'], c['modes']['taped'], c['modes']['fused']
 row, qkv = 4 * 256 * 2, 3 * 4 * 256 * 2 * 16  # what is kept, part by part
-assert fused['saved_bytes'] == qkv + qkv // 3 + row and taped['saved_bytes'] == qkv + 64 * row, (fused['saved_bytes'], taped['saved_bytes'])
-assert c['by_hand']['apart'] < 1e-12 and abs(c['by_hand']['difference']['quotient'] - c['by_hand']['difference']['gradient']) < 1e-8
+assert fused['saved_bytes'] == qkv + qkv // 3 + row, fused['saved_bytes']
+assert taped['saved_bytes'] == qkv + 64 * row, taped['saved_bytes']
+ends = c['by_hand']['difference']
+assert c['by_hand']['apart'] < 1e-12 and abs(ends['quotient'] - ends['gradient']) < 1e-8
 wrong = {name: [t for t, e in b['error'].items() if e['verdict'] != 'ok'] for name, b in c['broken'].items()}
 assert wrong['none'] == [] and wrong['no_delta'] == wrong['scaled_twice'] == ['dq', 'dk'], wrong
 END
@@ -254,7 +299,8 @@ compare 0 --modes fused
 expect 0 '--print-config' "$programs/compare_gradients" --heads 2 --pattern segment:16 --print-config
 cp "$scratch/out" saved.ini
 expect 0 '--config' "$programs/compare_gradients" --config saved.ini --length 64 --print-config
-sed 's/^length = .*/length = 64/' saved.ini | diff - "$scratch/out" >/dev/null || fail "the configuration did not come back: $(cat "$scratch/out")"
+sed 's/^length = .*/length = 64/' saved.ini | diff - "$scratch/out" >/dev/null ||
+  fail "the configuration did not come back: $(cat "$scratch/out")"
 # Windows are the default where tokens have a plane.
 for flags in '--length 1024' '--length 1009' '--length 128 --order row' '--length 128 --documents 100,28'; do
   pattern=$([[ $flags == *1024 ]] && echo window2d:16x16 || echo segment:256)
@@ -263,30 +309,36 @@ for flags in '--length 1024' '--length 1009' '--length 128 --order row' '--lengt
   says out "pattern = $pattern"
 done
 expect 0 'compare_gradients --help' "$programs/compare_gradients" --help
-for option in exercise check answer batch length heads kv-heads head-dim order pattern dilation-mode causal documents softcap alibi relative bias sink dropout dtype device seed repeat modes out json config print-config; do
+for option in exercise check answer batch length heads kv-heads head-dim order pattern dilation-mode causal documents \
+  softcap alibi relative bias sink dropout dtype device seed repeat modes out json config print-config; do
   says out "--$option"
 done
 says out '(1..1024; default 4)'
 
 # More memory than there is: told beforehand.
-expect 0 'a mode too large' "$programs/compare_gradients" --length 131072 --heads 2 --head-dim 1 --pattern slide:1 --modes dense --repeat 2 --out big
+expect 0 'a mode too large' "$programs/compare_gradients" --length 131072 --heads 2 --head-dim 1 --pattern slide:1 \
+  --modes dense --repeat 2 --out big
 says out 'would need'
 
-# A gradient that is off by a thousandth: the program says so and fails. The library in between is the only thing that changes.
+# A gradient that is off by a thousandth: the program says so and fails. The library in between is the only thing that
+# changes.
 cat >wrong.cpp <<'END'
 #include <dlfcn.h>
 #include <hilt/hilt.h>
 namespace [[gnu::visibility("default")]] hilt {
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
+                 const AttentionOptions& options) {
   using Attention = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const PlanPtr&, const AttentionOptions&);
   static const auto right = reinterpret_cast<Attention>(dlsym(RTLD_NEXT, SYMBOL));
   return mul(right(q, k, mul(v, options.backward == Backward::fused ? 1.001 : 1.0), plan, options), 1.0);
 }
 }
 END
-symbol=$(nm -D --defined-only "$BUILD/libhilt.so" | awk '{ sub(/@.*/, "", $3); print $3 }' | grep '^_ZN4hilt9attentionERKNS_6TensorES2_S2_')
+symbol=$(nm -D --defined-only "$BUILD/libhilt.so" | awk '{ sub(/@.*/, "", $3); print $3 }' |
+  grep '^_ZN4hilt9attentionERKNS_6TensorES2_S2_')
 "$CXX" -std=c++20 -O0 -shared -fPIC -DSYMBOL="\"$symbol\"" -I "$BUILD/include" wrong.cpp -o wrong.so -ldl
-expect 1 'a wrong library' env LD_PRELOAD="$scratch/wrong.so" "$programs/compare_gradients" --length 256 --heads 2 --head-dim 16 --repeat 2 --pattern segment:64 --modes taped,fused --out d
+expect 1 'a wrong library' env LD_PRELOAD="$scratch/wrong.so" "$programs/compare_gradients" "${small[@]}" \
+  --pattern segment:64 --modes taped,fused --out d
 grep -q '^verdict: FAILED' "$scratch/out" || fail "a wrong gradient passed: $(cat "$scratch/out")"
 grep -E '^fused +[0-9]' "$scratch/out" | grep -q NO || fail 'the wrong mode is not named'
 grep -E '^taped +[0-9.e-]+ ok' "$scratch/out" >/dev/null || fail 'a right mode was blamed'
@@ -300,12 +352,14 @@ cat >wrong.cpp <<'END'
 #include <hilt/hilt.h>
 #include <cstdlib>
 namespace [[gnu::visibility("default")]] hilt {
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
+                 const AttentionOptions& options) {
   using Attention = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const PlanPtr&, const AttentionOptions&);
   static const auto right = reinterpret_cast<Attention>(dlsym(RTLD_NEXT, SYMBOL));
   AttentionOptions other = options;
-  visit_terms(other.terms, [](const std::string& name, Tensor& x) {
-    if (name == std::getenv("WRONG")) x = add(mul(x, 1.01), mul(detach(x), -0.01));
+  visit_terms(other.terms, [wrong = std::string(std::getenv("WRONG"))](const std::string& name, Tensor& x) {
+    if (name == wrong) x = add(mul(x, 1.01), mul(detach(x), -0.01));
+    if (name == "relative" && wrong == "moved") x = cat({slice(x, 1, 1, 7), slice(x, 1, 0, 1)}, 1);
   });
   return right(q, k, v, plan, other);
 }
@@ -313,13 +367,23 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPt
 END
 "$CXX" -std=c++20 -O0 -shared -fPIC -DSYMBOL="\"$symbol\"" -I "$BUILD/include" wrong.cpp -o wrong.so -ldl
 for tensor in slopes relative bias sink; do
-  expect 1 "a wrong gradient of $tensor" env WRONG=$tensor LD_PRELOAD="$scratch/wrong.so" "$programs/compare_gradients" --length 256 --heads 2 --head-dim 16 --repeat 2 --pattern segment:64 --alibi learned --relative 31 --bias 1x2x1xL --sink --modes fused --out d
+  expect 1 "a wrong gradient of $tensor" env WRONG=$tensor LD_PRELOAD="$scratch/wrong.so" \
+    "$programs/compare_gradients" "${small[@]}" --pattern segment:64 --alibi learned --relative 31 --bias 1x2x1xL \
+    --sink --modes fused --out d
   command -v python3 >/dev/null || continue
   expect 0 "what is wrong with $tensor" python3 -c "
 import json
 wrong = [t for t, e in json.load(open('d/compare.json'))['modes']['fused']['error'].items() if e['verdict'] != 'ok']
 assert wrong == ['d_$tensor'], wrong"
 done
+# Terms that are wide, in 16 bits: what dense attention loses by storing them is allowed, and a table that is read one
+# entry off is not.
+narrow=(--order row:2x3x4 --pattern neighborhood3d:1x3x3 --length 24 --relative 7 --sink --heads 2 --kv-heads 1
+  --head-dim 12 --batch 2 --repeat 2 --dtype bf16 --seed 180 --out d)
+expect 0 'terms in 16 bits' "$programs/compare_gradients" "${narrow[@]}"
+expect 1 'a table read one entry off' env WRONG=moved LD_PRELOAD="$scratch/wrong.so" \
+  "$programs/compare_gradients" "${narrow[@]}"
+grep -E '^fused +[0-9.e+-]+ NO' "$scratch/out" >/dev/null || fail 'a table read one entry off passed'
 
 # ---- curves ----
 expect 0 curves "$programs/curves" --out g
@@ -327,8 +391,10 @@ cp "$scratch/out" out.txt
 page g/curves.html
 grep -qE '^hilbert +64 +0 +1024 +6.25 % +100 % +0$' out.txt || fail "curves: $(cat out.txt)"
 grep -qE '^row +0 +256 +1024 +25.0 % +25.0 % +63$' out.txt || fail "curves: $(cat out.txt)"
-for flags in '--grid 7x9 --pattern neighborhood2d:3x3' '--grid 56x56 --pattern neighborhood2d:7x7' '--grid 128x128 --pattern neighborhood2d:17x17' '--grid 1x1 --pattern dense' '--grid 300x20 --pattern segment:100,dilation=3+slide:4' \
-    '--grid 64x64 --pattern dense --causal token'; do
+for flags in '--grid 7x9 --pattern neighborhood2d:3x3' '--grid 56x56 --pattern neighborhood2d:7x7' \
+  '--grid 128x128 --pattern neighborhood2d:17x17' '--grid 1x1 --pattern dense' \
+  '--grid 300x20 --pattern segment:100,dilation=3+slide:4' \
+  '--grid 64x64 --pattern dense --causal token'; do
   # shellcheck disable=SC2086
   expect 0 "curves $flags" "$programs/curves" $flags --out g
   page g/curves.html

@@ -379,9 +379,9 @@ TEST(Text, AVocabularySurvivesBeingWrittenDown) {
 // Any bytes at all: an error with a place, or a text that comes back.
 TEST(Text, FuzzedUtf8IsReadOrRefused) {
   std::mt19937_64 random(11);
-  const Index runs = scaled(deep() ? 7000000 : 1000000, 20000);
+  const Index runs = scaled(7000000, 20000);
   Index refused = 0;
-  std::string text;
+  std::string text, again;
   for (Index i = 0; i < runs; ++i) {
     text.clear();
     const auto kind = random() % 8;  // noise, good texts, and most often one bit away from a good one
@@ -392,14 +392,19 @@ TEST(Text, FuzzedUtf8IsReadOrRefused) {
       else text += static_cast<char>(random() % 3 ? 0x80 | random() : random());
     }
     if (kind > 2) text[random() % text.size()] ^= static_cast<char>(1 << random() % 8);
-    try {
-      std::string again;
-      for (std::size_t at = 0; at < text.size();) append_utf8(again, read_utf8(text, at, "x"));
-      ASSERT_EQ(again, text);
-    } catch (const Error& e) {
-      ASSERT_EQ(e.code(), Code::data);
-      ++refused;
-    }
+    std::size_t at = 0;
+    std::optional<char32_t> c = U'x';
+    for (again.clear(); c && at < text.size();)
+      if ((c = next_utf8(text, at))) append_utf8(again, *c);
+    if (!c) again = text, ++refused;
+    ASSERT_EQ(again, text);
+    // Throwing takes twenty times as long as all that: of 32 texts one is read by what throws.
+    if (i % 32 != 0) continue;
+    const std::string why = error_of([&] {
+      for (std::size_t from = 0; from < text.size();) (void)read_utf8(text, from, "x");
+    });
+    ASSERT_EQ(why, c ? "nothing"
+                     : "data: x: invalid UTF-8 at byte " + std::to_string(at) + "; take bytes instead of characters");
   }
   EXPECT_GT(refused, runs / 4);
   EXPECT_LT(refused, runs * 3 / 4);

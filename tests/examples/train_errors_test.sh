@@ -34,6 +34,8 @@ refused 2 '--keep (1): must be 2..1048576' --keep 1
 refused 2 '--warmup (50): longer than the whole run, --steps 10' --steps 10 --warmup 50
 refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --steps 10 --seconds 5
 refused 2 '--text: --task text needs a file; name one' --task text
+refused 2 '--last: --sample-only alone has use for it; leave it out' --last
+refused 2 '--last: --sample-only alone has use for it; leave it out' --dry-run --last
 refused 2 '--text (x): --task life has no use for it; leave it out' --task life --text x
 for task in life ising; do
   refused 2 "--tokens (9): --task $task has no use for it; leave it out" --task $task --tokens 9

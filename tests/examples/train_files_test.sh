@@ -3,8 +3,8 @@
 . "$SRC/tests/packaging/common.sh"
 train=$BUILD/examples/train
 cd "$scratch"
-kills=40
-[[ ! ${HILT_DEEP-} ]] || kills=300
+kills=300 outside=15  # of so many one is killed from outside
+[[ ! ${HILT_DEEP-} ]] || outside=1
 [[ ${HILT_TEST_SCALE-} != small ]] || kills=30
 seed=${HILT_SEED:-1}
 export HILT_THREADS=1
@@ -15,13 +15,21 @@ run() { local status=$1; shift; expect "$status" "train $*" "$train" $tiny "$@";
 
 # ---- what a run writes ----
 run 0 --steps 20 --save-every 10 --eval-every 5 --keep 5 --out whole
-[[ $(ls whole) == $'best.safetensors\nckpt-000010.safetensors\nckpt-000020.safetensors\nlog.jsonl\nreport.html\nsample-000020.txt' ]] || fail "wrote $(ls whole)"
+[[ $(cd whole && echo *) == \
+  'best.safetensors ckpt-000010.safetensors ckpt-000020.safetensors log.jsonl report.html sample-000020.txt' ]] ||
+  fail "wrote $(ls whole)"
 [[ $(wc -l <whole/log.jsonl) == 21 ]] || fail "log.jsonl has $(wc -l <whole/log.jsonl) lines"
-for word in '"configuration":{' '"build":{' '"machine":{' '"floor":0.'; do head -1 whole/log.jsonl | grep -qF "$word" || fail "the first line lacks $word"; done
-for word in step loss lr grad_norm ms tokens_per_s gflops bytes; do [[ $(grep -c "\"$word\":" whole/log.jsonl) -ge 20 ]] || fail "log lines lack $word"; done
+for word in '"configuration":{' '"build":{' '"machine":{' '"floor":0.'; do
+  head -1 whole/log.jsonl | grep -qF "$word" || fail "the first line lacks $word"
+done
+for word in step loss lr grad_norm ms tokens_per_s gflops bytes; do
+  [[ $(grep -c "\"$word\":" whole/log.jsonl) -ge 20 ]] || fail "log lines lack $word"
+done
 [[ $(grep -c '"val_loss"' whole/log.jsonl) == 4 ]] || fail "evaluated $(grep -c '"val_loss"' whole/log.jsonl) times"
 [[ $(stat -c %s whole/report.html) -lt 500000 ]] || fail "report.html is large"
-! sed 's|"http://www.w3.org/2000/svg"||' whole/report.html | grep -qE '(src|href)="[^#"]|https?://|url\(|@import|<script src|<link|<iframe' || fail "report.html refers outside"
+elsewhere='(src|href)="[^#"]|https?://|url\(|@import|<script src|<link|<iframe'
+! sed 's|"http://www.w3.org/2000/svg"||' whole/report.html | grep -qE "$elsewhere" ||
+  fail "report.html refers outside"
 ! grep -qE '>(-?nan|-?inf)|"(-?nan|-?inf)' whole/report.html || fail "report.html shows a number that is none"
 grep -q 'light-dark(' whole/report.html || fail "report.html has no dark colors"
 says out 'next:'
@@ -29,13 +37,15 @@ says out 'planned'
 says out 'in order row,'  # dense attention gains nothing by another
 # Numbers are numbers, truths are truths, and the device is the one that computed.
 for word in '"steps":20,' '"lr":0.002,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
-  head -1 whole/log.jsonl | grep -qF "$word" || fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
+  head -1 whole/log.jsonl | grep -qF "$word" ||
+    fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
 done
 # Names that are no text, a prompt longer than the context, and bytes that would move a terminal's cursor.
 head -c 3000 /dev/urandom >$'bytes\xff<&"'
 prompt=$(printf 'Mia has a red hat. %.0s' {1..3})
 run 0 --steps 3 --out $'odd\xff"' --prompt "$prompt"
-[[ $(head -c ${#prompt} $'odd\xff"/sample-000003.txt') == "$prompt" ]] || fail 'a long prompt is not what its sample begins with'
+[[ $(head -c ${#prompt} $'odd\xff"/sample-000003.txt') == "$prompt" ]] ||
+  fail 'a long prompt is not what its sample begins with'
 run 0 --steps 3 --out bytes --text $'bytes\xff<&"' --vocabulary bytes --tokens 300 --temperature 100
 for file in bytes $'odd\xff"'; do
   iconv -f UTF-8 -t UTF-8 "$file/report.html" >/dev/null || fail 'report.html is no UTF-8'
@@ -46,18 +56,32 @@ done
 run 0 --seconds 0.2 --out fits
 grep -q '^step 1  loss ' "$scratch/out" || fail "--seconds: $(cat "$scratch/out")"
 ! grep -q 1000000000 "$scratch/out" || fail "--seconds: $(cat "$scratch/out")"
+# Once they are known, it is a run of so many steps.
+run 0 --seconds 0.2 --save-every 5 --out timed
+expect 2 'resume what time ended' "$train" --resume --out timed
+says err 'there is nothing left to do'
+last=$(ls timed/ckpt-* | tail -1)
+mv "$last" timed/report.html .
+expect 0 'resume before its last checkpoint' "$train" --resume --save-every 5 --out timed
+[[ $(ls timed/ckpt-* | tail -1) == "$last" ]] || fail "a run of seconds goes on to others: $(ls timed), not $last"
+cmp "$last" "${last#timed/}" || fail 'a resumed run of seconds ends otherwise'
 # Nowhere to print to: the run is there, and the reason is the write's.
 # shellcheck disable=SC2016,SC2086
 expect 3 'train to a full disk' sh -c '"$0" "$@" >/dev/full' "$train" $tiny --steps 5 --out unheard
-[[ $(cat "$scratch/err") == 'train: error: standard output: No space left on device' ]] || fail "a full disk: $(cat "$scratch/err")"
+[[ $(cat "$scratch/err") == 'train: error: standard output: No space left on device' ]] ||
+  fail "a full disk: $(cat "$scratch/err")"
 [[ -f unheard/ckpt-000005.safetensors ]] || fail 'a run that nobody hears left nothing'
 # A narrow terminal gets fewer fields, each of them whole.
 if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
   for columns in 22 40 60 90; do
-    script -qec "stty cols $columns; '$train' $tiny --steps 9 --out narrow$columns" /dev/null </dev/null >terminal || fail "a terminal of $columns columns: $(cat terminal)"
+    script -qec "stty cols $columns; '$train' $tiny --steps 9 --out narrow$columns" /dev/null </dev/null >terminal ||
+      fail "a terminal of $columns columns: $(cat terminal)"
     tr '\r' '\n' <terminal | sed 's/\x1b\[[0-9;]*[mK]//g' | grep '^step 9/9' >lines
     ! awk -v most=$((columns - 1)) 'length > most' lines | grep . || fail "$columns columns: too long"
-    grep -qE '^step 9/9 100 %(  loss [0-9]\.[0-9]{4}(  val [0-9]\.[0-9]{4}(  floor [0-9]\.[0-9]{4}(  [0-9.]+ k?tok/s(  ETA 0 s)?)?)?)?)?$' lines || fail "$columns columns: $(cat lines)"
+    number='[0-9]\.[0-9]{4}'
+    fields="(  loss $number(  val $number(  floor $number(  [0-9.]+ k?tok/s(  ETA 0 s)?)?)?)?)?"
+    grep -qE "^step 9/9 100 %$fields\$" lines ||
+      fail "$columns columns: $(cat lines)"
   done
   script -qec "'$BUILD/examples/sample' --out bytes --temperature 100" /dev/null </dev/null | tr -d '\r' >terminal
   ! grep -qaP '[\x00-\x08\x0b-\x1f\x7f]' terminal || fail "a sample moves the terminal's cursor"
@@ -67,23 +91,38 @@ fi
 
 # ---- the best by validation stays, whatever comes after ----
 for i in $(seq 40); do echo "line $((i * 7919 % 101)) of $((i * i % 89))"; done >small
-run 0 --text small --lr 0.02 --dropout 0 --eval-every 20 --patience 100 --steps 5000 --schedule constant --keep 2 --eval-rows 50 --out overfit
-[[ $(tail -1 "$scratch/out") == overfit/report.html ]] || fail "the last line is not the report's path: $(tail -1 "$scratch/out")"
+run 0 --text small --lr 0.02 --dropout 0 --eval-every 20 --patience 100 --steps 5000 --schedule constant --keep 2 \
+  --eval-rows 50 --out overfit
+[[ $(tail -1 "$scratch/out") == overfit/report.html ]] ||
+  fail "the last line is not the report's path: $(tail -1 "$scratch/out")"
 last=$(tail -2 "$scratch/out" | head -1)
-[[ $last =~ ^best:\ validation\ loss\ ([0-9.]+)\ at\ step\ ([0-9]+),\ in\ best\.safetensors\;\ last:\ validation\ loss\ ([0-9.]+)\ at\ step\ ([0-9]+),\ in\ ckpt-0*([0-9]+)\.safetensors$ ]] || fail "the last line: $last"
+which='validation loss ([0-9.]+) at step ([0-9]+), in'
+[[ $last =~ ^"best: "$which\ best\.safetensors"; last: "$which\ ckpt-0*([0-9]+)\.safetensors$ ]] ||
+  fail "the last line: $last"
 best=${BASH_REMATCH[2]} end=${BASH_REMATCH[4]}
-[[ $end == $((best + 100)) && $end -lt 5000 && $end == "${BASH_REMATCH[5]}" && ${BASH_REMATCH[1]} < ${BASH_REMATCH[3]} ]] || fail "patience: $last"
+[[ $end == $((best + 100)) && $end -lt 5000 && $end == "${BASH_REMATCH[5]}" ]] || fail "patience: $last"
+[[ ${BASH_REMATCH[1]} < ${BASH_REMATCH[3]} ]] || fail "the best is not below the last: $last"
 least=$(sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' overfit/log.jsonl | sort -n | head -1)
 [[ $(printf %.4f "$least") == "${BASH_REMATCH[1]}" ]] || fail "not the least of the log: $last"
 [[ $(grep '"best":true' overfit/log.jsonl | tail -1) == "{\"step\":$best,"* ]] || fail 'the log does not mark the best'
-! command -v node >/dev/null || node "$SRC/tests/examples/shown.js" overfit/report.html | grep "best evaluation was at <b>step $best</b>" >/dev/null || fail 'the report does not mark the best'
+! command -v node >/dev/null || node "$SRC/tests/examples/shown.js" overfit/report.html |
+  grep "best evaluation was at <b>step $best</b>" >/dev/null || fail 'the report does not mark the best'
 grep -aqF "\"step\":\"$best\"" overfit/best.safetensors || fail 'best.safetensors is of another step'
 of() { expect 0 "a sample $*" "$BUILD/examples/sample" --temperature 0 --tokens 40 "$@"; cat "$scratch/out"; }
 [[ $(of --out overfit) != "$(of --out overfit --last)" ]] || fail 'a sample of the best is one of the last'
 cp -r overfit newest && rm newest/best.safetensors
 [[ $(of --out newest) == "$(of --out overfit --last)" ]] || fail 'without a best a sample is not of the newest'
+# It ended by itself: as it is there is nothing left to do, and what is lost of it is written again.
+expect 2 'resume what patience ended' "$train" --resume --text small --out overfit
+says err "ends a run of $end steps; there is nothing left to do"
+cp -r overfit over
+rm over/report.html
+expect 0 'resume what patience ended and lacks its report' "$train" --resume --text small --out over
+[[ $(ls over) == "$(ls overfit)" ]] || fail "a run that patience ended goes on: $(ls over)"
+cmp over/ckpt-000$end.safetensors overfit/ckpt-000$end.safetensors || fail 'a run that patience ended ends otherwise'
 run 0 --resume --text small --dropout 0 --steps $((end + 50)) --out overfit
-tail -2 "$scratch/out" | grep -q "at step $best, in best.safetensors; last: .* at step $((end + 20))," || fail "a run that goes on forgets its best: $(tail -2 "$scratch/out")"
+tail -2 "$scratch/out" | grep -q "at step $best, in best.safetensors; last: .* at step $((end + 20))," ||
+  fail "a run that goes on forgets its best: $(tail -2 "$scratch/out")"
 
 # ---- resumed is the same as never stopped, byte for byte ----
 mkdir half
@@ -139,18 +178,22 @@ for dtype in bf16 f16; do
   run 0 --dtype $dtype --steps 20 --save-every 10 --out whole-$dtype
   mkdir half-$dtype && cp whole-$dtype/ckpt-000010.safetensors half-$dtype/
   run 0 --resume --out half-$dtype
-  cmp half-$dtype/ckpt-000020.safetensors whole-$dtype/ckpt-000020.safetensors || fail "a resumed run in $dtype ends otherwise"
+  cmp half-$dtype/ckpt-000020.safetensors whole-$dtype/ckpt-000020.safetensors ||
+    fail "a resumed run in $dtype ends otherwise"
 done
 # And with every score term, whose options and tensors the checkpoint has: a resumed run and a sample ask for neither.
 for dtype in f32 bf16 f16; do
-  run 0 --dtype $dtype --softcap 20 --alibi learned --relative 9 --bias 1x2x1xL --sink --steps 20 --save-every 10 --out terms-$dtype
+  run 0 --dtype $dtype --softcap 20 --alibi learned --relative 9 --bias 1x2x1xL --sink --steps 20 --save-every 10 \
+    --out terms-$dtype
   mkdir half-terms-$dtype && cp terms-$dtype/ckpt-000010.safetensors half-terms-$dtype/
   run 0 --resume --out half-terms-$dtype
-  cmp half-terms-$dtype/ckpt-000020.safetensors terms-$dtype/ckpt-000020.safetensors || fail "a resumed run with terms in $dtype ends otherwise"
+  cmp half-terms-$dtype/ckpt-000020.safetensors terms-$dtype/ckpt-000020.safetensors ||
+    fail "a resumed run with terms in $dtype ends otherwise"
   expect 0 "a sample with terms in $dtype" "$BUILD/examples/sample" --out terms-$dtype --tokens 4
   run 2 --resume --sink --relative 11 --out half-terms-$dtype
   for tensor in slopes relative bias sink; do
-    grep -qa "\"model.blocks.0.attention.$tensor\":{\"dtype\":\"F32\"" terms-$dtype/ckpt-000020.safetensors || fail "the checkpoint lacks $tensor in f32"
+    grep -qa "\"model.blocks.0.attention.$tensor\":{\"dtype\":\"F32\"" terms-$dtype/ckpt-000020.safetensors ||
+      fail "the checkpoint lacks $tensor in f32"
   done
 done
 grep -q '"loss_scale":65536' whole-f16/log.jsonl || fail 'the log of a run in f16 lacks its scale'
@@ -162,7 +205,8 @@ says out "above the exact posterior's there"
 mkdir half-ising && cp ising/ckpt-000004.safetensors half-ising/
 expect 0 'resume ising' "$train" --resume --out half-ising
 cmp half-ising/ckpt-000008.safetensors ising/ckpt-000008.safetensors || fail 'a resumed run on a grid ends otherwise'
-grep -qa '"config.pattern-odd":"segment:16,shift=8"' ising/ckpt-000008.safetensors || fail 'the checkpoint lacks the odd pattern'
+grep -qa '"config.pattern-odd":"segment:16,shift=8"' ising/ckpt-000008.safetensors ||
+  fail 'the checkpoint lacks the odd pattern'
 expect 0 'a sample of ising' "$BUILD/examples/sample" --out ising
 says out ' wrong'
 
@@ -183,7 +227,8 @@ says err 't4/ckpt-000004.safetensors: was trained with text.bytes '
 # An order that the environment forces is said, and part of the run.
 HILT_FORCE_ORDER=row run 0 --order hilbert --steps 4 --save-every 2 --out forced
 says out 'in order row (HILT_FORCE_ORDER, in place of hilbert)'
-head -1 forced/log.jsonl | grep -qF '"order_forced":true' || fail "the log says nothing of a forced order: $(head -1 forced/log.jsonl)"
+head -1 forced/log.jsonl | grep -qF '"order_forced":true' ||
+  fail "the log says nothing of a forced order: $(head -1 forced/log.jsonl)"
 grep -q HILT_FORCE_ORDER forced/report.html || fail 'the report says nothing of a forced order'
 rm forced/ckpt-000004.safetensors
 run 3 --resume --out forced
@@ -192,7 +237,8 @@ expect 3 'a sample in another order' "$BUILD/examples/sample" --out forced --tok
 HILT_FORCE_ORDER=row run 0 --resume --out forced
 
 # ---- what befalls a run does not cost its work ----
-# launch OUT FLAGS..: a training in the background, that has made its first step. Of a pipe that is held it has one end alone.
+# launch OUT FLAGS..: a training in the background, that has made its first step. Of a pipe that is held it has one end
+# alone.
 hold=''
 launch() {
   # shellcheck disable=SC2086
@@ -216,7 +262,8 @@ held() {
   local size
   mkfifo "$1.pipe"
   exec {hold}<>"$1.pipe"
-  size=$(python3 -c 'import fcntl; print(fcntl.fcntl(0, 1031, 4096))' <&"$hold")  # F_SETPIPE_SZ: a page, whatever its size
+  # F_SETPIPE_SZ: a page, whatever its size.
+  size=$(python3 -c 'import fcntl; print(fcntl.fcntl(0, 1031, 4096))' <&"$hold")
   steps=$((size / 50 + 20))
   stdout=$1.pipe launch "$@" --steps $steps --eval-every 1
 }
@@ -253,11 +300,13 @@ held gone-at-the-end --text text  # named no more when it ends
 rm text
 release gone-at-the-end
 ends 0 gone-at-the-end
-[[ -f $(printf 'gone-at-the-end/ckpt-%06d.safetensors' $steps) && ! -e text ]] || fail 'a text was there to the end, or its run was not saved'
+[[ -f $(printf 'gone-at-the-end/ckpt-%06d.safetensors' $steps) && ! -e text ]] ||
+  fail 'a text was there to the end, or its run was not saved'
 
 # A terminal that closes, a batch system that ends its jobs; nohup.
 signals='HUP TERM INT'
-(( (0x$(awk '/^SigIgn/ { print $2 }' /proc/$$/status) & 1) == 0 )) || signals='TERM INT'  # this test runs under nohup itself
+ignored=0x$(awk '/^SigIgn/ { print $2 }' /proc/$$/status)
+(((ignored & 1) == 0)) || signals='TERM INT'  # this test runs under nohup itself
 for signal in $signals; do
   begin "by-$signal"
   kill -$signal $running
@@ -274,8 +323,10 @@ kill -INT $running; ends 130 nohup
 # Nobody reads on: it is printed no more, and trained on.
 for streams in '2>/dev/null' '2>&1'; do
   # shellcheck disable=SC2086
-  status=$(eval "{ \"$train\" $tiny --steps 30 --eval-every 1 --out unread $streams; echo \$? >unread.status; } | head -1 >/dev/null"; cat unread.status)
-  [[ $status == 0 && -f unread/ckpt-000030.safetensors && -f unread/report.html ]] || fail "into a closed pipe: $status, $(ls unread)"
+  unread="\"$train\" $tiny --steps 30 --eval-every 1 --out unread $streams"
+  status=$(eval "{ $unread; echo \$? >unread.status; } | head -1 >/dev/null"; cat unread.status)
+  [[ $status == 0 && -f unread/ckpt-000030.safetensors && -f unread/report.html ]] ||
+    fail "into a closed pipe: $status, $(ls unread)"
   rm -r unread
 done
 # The same where the reader is surely gone while steps are left, and print.
@@ -316,8 +367,10 @@ expect 0 'the likeliest again' "$train" --sample-only --out whole --temperature 
 cmp first out || fail 'at temperature 0 the seed matters'
 all=$(of --out whole --prompt Mia --seed 3 --temperature 1)
 stop=${all:20:3} drawn=${all:3}
-[[ $(of --out whole --prompt Mia --seed 3 --temperature 1 --stop "$stop") == "Mia${drawn%%"$stop"*}" ]] || fail "--stop $stop: $(cat "$scratch/out"), without it: $all"
-grep -qE '^[0-9]+ tokens in [0-9.]+ s, [0-9]+ a second$' "$scratch/err" || fail "a sample does not say how fast it was: $(cat "$scratch/err")"
+[[ $(of --out whole --prompt Mia --seed 3 --temperature 1 --stop "$stop") == "Mia${drawn%%"$stop"*}" ]] ||
+  fail "--stop $stop: $(cat "$scratch/out"), without it: $all"
+grep -qE '^[0-9]+ tokens in [0-9.]+ s, [0-9]+ a second$' "$scratch/err" ||
+  fail "a sample does not say how fast it was: $(cat "$scratch/err")"
 expect 3 'a character it does not know' "$train" --sample-only --out whole --prompt 'x~'
 says err "--prompt: character '~' at byte 1"
 
@@ -328,7 +381,11 @@ expect 3 'a truncated checkpoint' "$train" --resume --out bad
 one_line_on_stderr
 # flip FILE OFFSET: another byte there.
 # shellcheck disable=SC2059
-flip() { printf "\\x$(printf %02x $((255 - $(od -An -tu1 -j "$2" -N 1 "$1"))))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
+flip() {
+  local byte
+  byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+  printf "\\x$(printf %02x $((255 - byte)))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null
+}
 cp c20/ckpt-000020.safetensors bad/
 flip bad/ckpt-000020.safetensors $(($(stat -c %s bad/ckpt-000020.safetensors) - 9))
 expect 3 'a flipped byte of the optimizer' "$train" --resume --steps 30 --out bad
@@ -351,12 +408,14 @@ for size in 0 100 5000 -1; do
     # shellcheck disable=SC2086
     expect 3 "$size bytes of a checkpoint" $program --out bad
     one_line_on_stderr
-    says err '; ckpt-000010.safetensors beside it is whole: to go on from there, move bad/ckpt-000020.safetensors away and resume'
+    says err "; ckpt-000010.safetensors beside it is whole: to go on from there, move bad/ckpt-000020.safetensors away \
+and resume"
   done
 done
 mv bad/ckpt-000020.safetensors bad/away
 run 0 --resume --steps 20 --save-every 10 --keep 5 --out bad
-cmp bad/ckpt-000020.safetensors whole/ckpt-000020.safetensors || fail 'a run resumed from the earlier one ends otherwise'
+cmp bad/ckpt-000020.safetensors whole/ckpt-000020.safetensors ||
+  fail 'a run resumed from the earlier one ends otherwise'
 
 # ---- an early end: its report has a best evaluation, and no loss on all the held-out rows ----
 launch luck --steps 1000000 --save-every 1000000 --eval-every 1
@@ -391,15 +450,27 @@ step=$(tail -1 shared/log.jsonl | sed 's/{"step":\([0-9]*\),.*/\1/')
 
 # ---- killed at many moments: what is there can be resumed, and ends as if nothing had happened ----
 steps=150
-often="--steps $steps --save-every 2 --keep 2 --eval-every 1000"
-run 0 $often --out never
-# A moment is a state: it begins to speak, or $more steps are made since the last checkpoint, or then a checkpoint is half written.
+seq 400 >numbers  # a text costs less to begin with than stories
+often="--steps $steps --save-every 2 --keep 2 --eval-every 1000 --text numbers"
+faults=(LD_PRELOAD="$BUILD/tests/hostile/libfaults.so" HILT_FAULT_UNDER="$(pwd -P)/victim")
+# shellcheck disable=SC2086
+expect 0 'a run that is not killed' env "${faults[@]}" HILT_FAULT_TRACE=calls "$train" $tiny $often --out victim
+mv victim never
+calls=$(wc -l <calls)  # that change a file
+((calls > 5 * steps)) || fail "$calls calls of a run change its files: they are not counted"
+# A moment is a state. Most die by themselves, before one of the calls of 20 steps, which costs nobody a wait. Some are
+# killed as they begin to speak, or when $more steps are made since the last checkpoint, or then a checkpoint is half
+# written.
 echo "kill -9: HILT_SEED=$seed"
-RANDOM=$seed killed=0 attempts=0 resumed=0 finished=0 torn=0
+RANDOM=$seed killed=0 alone=0 attempts=0 resumed=0 finished=0 torn=0
 moment() {
   local said=()
   mapfile said <kill.out
-  if ((more == 0)); then ((${#said[@]})); else [[ ${said[*]} == *'memory after'* ]] && steps_in victim $((from + more)); fi
+  if ((more == 0)); then
+    ((${#said[@]}))
+  else
+    [[ ${said[*]} == *'memory after'* ]] && steps_in victim $((from + more))
+  fi
 }
 is_torn() { compgen -G 'victim/*.tmp*' >/dev/null; }
 while ((killed < kills)); do
@@ -411,12 +482,13 @@ while ((killed < kills)); do
     [[ -z $again ]] || resumed=$((resumed + 1))
     ((++attempts < 12 * kills + 50)) || fail "only $killed of $attempts runs could be killed"
     : >kill.out
-    "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
+    from=0 how=() more=$((RANDOM % 45)) half=$((RANDOM % 2)) at=$((1 + RANDOM % (calls * 20 / steps)))
+    ((killed < kills && RANDOM * outside < 32768)) || how=("${faults[@]}" HILT_FAULT_HOW=kill HILT_FAULT_AT="$at")
+    ((killed < kills)) || how=()  # enough are killed, and this one may finish
+    env "${how[@]}" "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
     pid=$!
-    if ((killed < kills)); then  # else enough are killed, and this one may finish
-      from=0
+    if ((killed < kills && ${#how[@]} == 0)); then
       for file in victim/ckpt-*.safetensors; do [[ $file == *'*'* ]] || from=$((10#${file//[!0-9]/})); done
-      more=$((RANDOM % 45)) half=$((RANDOM % 2))
       if seen $pid moment && ((half)); then until is_torn || ! kill -0 $pid 2>/dev/null; do :; done; fi
       kill -9 $pid 2>/dev/null || true
     fi
@@ -425,16 +497,18 @@ while ((killed < kills)); do
     [[ $status != 2 || ! -f victim/report.html ]] || ! grep -q 'nothing left to do' kill.err || status=0
     [[ $status == 0 || $status == 137 ]] || fail "a run failed by itself ($status): $(cat kill.err)"
     if [[ $status != 0 ]]; then
-      killed=$((killed + 1))
+      killed=$((killed + 1)) alone=$((alone + (${#how[@]} > 0)))
       ! is_torn || torn=$((torn + 1))
     fi
   done
   [[ -f victim/report.html && $(compgen -G 'victim/ckpt-*' | wc -l) == 2 ]] ||
     fail "after $killed kills a run ended with $(ls victim)"
-  cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors || fail "after $killed kills a run ended otherwise"
+  cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors ||
+    fail "after $killed kills a run ended otherwise"
   finished=$((finished + 1))
 done
-echo "kill -9: $killed runs killed, $torn of them with a file half written, $resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
+echo "kill -9: $killed runs killed, $alone of them before one of their own calls, $torn with a file half written," \
+  "$resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
 
 # ---- a full disk: training goes on ----
 (
@@ -447,9 +521,11 @@ says err 'training goes on, the last good checkpoint is none yet'
   ulimit -f 8  # nor does all of this log, or the report
   expect 3 'a fuller disk' "$train" $tiny --steps 100 --out fuller
 )
-# The line that crosses the limit is written in part, which is called no space; where one ends just at the limit, the next is too large.
-# Which it is, the digits of the times in the log decide.
-[[ $(grep -cE 'fuller/log.jsonl: cannot write: (No space left on device|File too large); training goes on' "$scratch/err") == 1 ]] || fail "a log that found no room: $(cat "$scratch/err")"
+# The line that crosses the limit is written in part, which is called no space; where one ends just at the limit, the
+# next is too large. Which it is, the digits of the times in the log decide.
+why='fuller/log.jsonl: cannot write: (No space left on device|File too large); training goes on'
+[[ $(grep -cE "$why" "$scratch/err") == 1 ]] ||
+  fail "a log that found no room: $(cat "$scratch/err")"
 ! grep -v '}$' fuller/log.jsonl || fail 'a line of the log is cut short'
 says out 'wrote fuller: log.jsonl, samples, no checkpoint'
 says err 'its last checkpoint could not be saved; there is none'

@@ -243,6 +243,27 @@ TEST(Exact, TermsAreThoseOfTheLibrary) {
   }
 }
 
+// As dense attention in 16 bits does: its allowance is what these loops lose.
+TEST(Exact, NaiveLoopsStoreWhatTheyReadOfTerms) {
+  const hilt::PlanPtr plan = plan_of(12, 4, "hilbert:3x4", "slide2d:1x2", "all_queries", "token");
+  const compare::AttendedSets sets = compare::attended_sets(*plan);
+  compare::ExactProblem p{2, 12, 4, 2, 3, 0.5, 0.2, {9, 4}, waves(288), waves(144), {}, {}, {}};
+  p.v = p.k, p.d_o = p.q;
+  for (std::vector<double>* const x : {&p.q, &p.k, &p.v, &p.d_o})
+    for (double& value : *x) value = static_cast<float>(hilt::bf16(static_cast<float>(value)));
+  for (const bool bent : {false, true}) {
+    p.terms = terms_on(*plan, {4, 3, 3}, {2, 1, 12, 12});
+    if (!bent) p.terms.softcap = 0;
+    compare::ExactProblem stored = p;
+    for (std::vector<double>& tensor : stored.terms.tensor)
+      for (double& x : tensor) x = static_cast<float>(hilt::bf16(static_cast<float>(x)));
+    EXPECT_EQ(compare::naive_attention(p, sets, hilt::DType::bf16),
+              compare::naive_attention(stored, sets, hilt::DType::bf16));
+    EXPECT_NE(compare::naive_attention(p, sets, hilt::DType::f32),
+              compare::naive_attention(stored, sets, hilt::DType::f32));
+  }
+}
+
 // Two ways to count: the plan's own tiles in an order, and pairs one by one, moved there.
 TEST(Arrangement, TilesAreThoseOfThePairs) {
   constexpr Index kTile = hilt::Tiling::kTile, kLength = 32 * 32, kSide = kLength / kTile;

@@ -27,7 +27,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def read_mutants():
-    """Blocks separated by blank lines; `key: value` lines, and a value may go on in lines that start with four spaces."""
+    """Blocks separated by blank lines; `key: value` lines, and a value may go on in lines that start with four
+    spaces."""
     mutants, text = [], (ROOT / "tests/mutants/mutants.txt").read_text()
     for block in re.split(r"\n\s*\n", text):
         entry, key = {}, None
@@ -55,7 +56,8 @@ def pattern_of(text):
 
 
 def copy_tree(target):
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
+                           text=True).stdout
     for name in files.splitlines():
         source, copy = ROOT / name, target / name
         if not source.is_file():
@@ -71,14 +73,20 @@ def prepare(tree, binaries):
     """A copy with its tests compiled as .ci/run compiles its first lane, from whose compiler cache they come."""
     copy_tree(tree)
     if not (tree / "build/build.ninja").exists():
-        subprocess.run(["meson", "setup", tree / "build", tree, "-Dcuda=disabled", "-Dwerror=true", "-Dexamples=false", "-Dpython=disabled"],
-                       check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", tree / "build"] + [f"tests/{b}" for b in binaries], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["meson", "setup", tree / "build", tree, "-Dcuda=disabled", "-Dwerror=true", "-Dexamples=false",
+                        "-Dpython=disabled"], check=True, stdout=subprocess.DEVNULL)
+    compile_tests(tree / "build", binaries)
+
+
+def compile_tests(build, binaries):
+    subprocess.run(["ninja", "-C", build] + [f"tests/{b}" for b in binaries], check=True, stdout=subprocess.DEVNULL)
 
 
 def run_test(tree, test, build=None):
     binary, gtest_filter = test.split(maxsplit=1)
-    return subprocess.run([(build or tree / "build") / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, text=True, timeout=200 if build else 600,
+    command = [(build or tree / "build") / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1",
+               "--gtest_fail_fast"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200 if build else 600,
                           env=os.environ | {"HILT_TEST_SCALE": "small", "SRC": str(tree)})
 
 
@@ -116,7 +124,8 @@ def verdict_on(mutant, tree):
     found = list(pattern_of(mutant["from"]).finditer(original))
     path.write_text(original[:found[0].start()] + mutant["to"] + original[found[0].end():])
     try:
-        compiled = subprocess.run(["ninja", "-C", tree / "build", f"tests/{mutant['test'].split()[0]}"], capture_output=True, text=True)
+        compiled = subprocess.run(["ninja", "-C", tree / "build", f"tests/{mutant['test'].split()[0]}"],
+                                  capture_output=True, text=True)
         if compiled.returncode:
             return "does not compile\n" + compiled.stdout[-1500:]
         run = run_test(tree, mutant["test"])
@@ -139,7 +148,8 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-mutants")
     parser.add_argument("--list", action="store_true", help="names and files, and nothing else")
     parser.add_argument("--check", action="store_true", help="only whether each text stands once")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of every N, in the order of the file")
+    parser.add_argument("--every", type=int, default=1, metavar="N",
+                        help="the first of every N, in the order of the file")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count()), metavar="J", help="so many at once")
     parser.add_argument("--gpu", type=pathlib.Path, metavar="DIR", help="those that need a GPU, in this build")
     parser.add_argument("names", nargs="*", help="these alone")
@@ -184,7 +194,8 @@ def main():
     def try_one(mutant):
         tree, start = free.get(), time.monotonic()
         try:
-            return mutant, verdict_on_gpu(mutant, build) if build else verdict_on(mutant, tree), time.monotonic() - start
+            verdict = verdict_on_gpu(mutant, build) if build else verdict_on(mutant, tree)
+            return mutant, verdict, time.monotonic() - start
         finally:
             free.put(tree)
 
@@ -203,7 +214,7 @@ def main():
             else:
                 print(f"{mutant['name']:44} killed  {seconds:.0f} s", flush=True)
     if build:  # without mutants, as it was
-        subprocess.run(["ninja", "-C", build] + sorted({f"tests/{m['test'].split()[0]}" for m in chosen}), check=True, stdout=subprocess.DEVNULL)
+        compile_tests(build, sorted({m["test"].split()[0] for m in chosen}))
     print(f"{passed} passed, {failed} failed, {len(lacking)} skipped")
     return 1 if failed else 0
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The project of examples/embed by each build system, as a user would build it: against a copy of the installed tree that lies
-# elsewhere than it was configured for, shared and static, and with the source tree as a Meson subproject.
+# The project of examples/embed by each build system, as a user would build it: against a copy of the installed tree
+# that lies elsewhere than it was configured for, shared and static, and with the source tree as a Meson subproject.
 # embed_test.sh make|cmake|meson; 77 if that tool is not here.
 . "$(dirname "$0")/common.sh"
 tool=$1
@@ -19,7 +19,8 @@ export PKG_CONFIG_PATH="$libdir/pkgconfig"
 sed -n '/^\/\/ Prints:$/,/^[^/]/p' main.cpp | sed -n 's|^//   ||p' >"$scratch/promised"
 prints() {
   expect 0 "$*" "$@"
-  diff "$scratch/promised" "$scratch/out" >"$scratch/diff" || fail $'main.cpp promises (<) and prints (>):\n'"$(cat "$scratch/diff")"
+  diff "$scratch/promised" "$scratch/out" >"$scratch/diff" ||
+    fail $'main.cpp promises (<) and prints (>):\n'"$(cat "$scratch/diff")"
 }
 # The headers and the project are clean where a project is strict.
 strict='-O2 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
@@ -29,11 +30,14 @@ uses_static() { ! readelf -d "$1" | grep -qF libhilt || fail "$1 uses the shared
 case $tool in
   make)
     # hilt.pc stands alone: no other .pc file has to be there, and only our own headers are shown.
-    alone() { expect 0 "pkg-config $1" env PKG_CONFIG_LIBDIR="$libdir/pkgconfig" PKG_CONFIG_PATH= pkg-config "$1" hilt; }
+    alone() {
+      expect 0 "pkg-config $1" env PKG_CONFIG_LIBDIR="$libdir/pkgconfig" PKG_CONFIG_PATH= pkg-config "$1" hilt
+    }
     alone --print-requires-private
     [[ ! -s $scratch/out ]] || fail "hilt.pc asks for $(cat "$scratch/out")"
     alone --cflags
-    [[ $(grep -o -- -I "$scratch/out" | wc -l) == 1 ]] || fail "hilt.pc shows other headers than ours: $(cat "$scratch/out")"
+    [[ $(grep -o -- -I "$scratch/out" | wc -l) == 1 ]] ||
+      fail "hilt.pc shows other headers than ours: $(cat "$scratch/out")"
 
     for compiler in "$CXX" clang++; do
       command -v "$compiler" >/dev/null || continue
@@ -56,7 +60,8 @@ case $tool in
     says err 'library and header versions differ: the program was compiled for 0.0.9'
     ;;
   cmake)
-    expect 0 'cmake' cmake -S . -B build -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX" -DCMAKE_CXX_FLAGS="$strict"
+    expect 0 'cmake' cmake -S . -B build -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX" \
+      -DCMAKE_CXX_FLAGS="$strict"
     expect 0 'cmake --build' cmake --build build
     uses_shared build/embed
     prints build/embed
@@ -75,15 +80,18 @@ endforeach()
 unset(hilt_DIR CACHE)
 find_package(hilt $VERSION EXACT REQUIRED)
 END
-    expect 0 'find_package with versions' cmake -S "$scratch" -B "$scratch/ask" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX"
-    for answer in "${VERSION%.*}: 1" "$VERSION: 1" '0.1: 0' '0.9: 0' '1: 0' "${VERSION%.*}.99: 0"; do says out "asked for $answer"; done
+    expect 0 'find_package with versions' cmake -S "$scratch" -B "$scratch/ask" -DCMAKE_PREFIX_PATH="$prefix" \
+      -DCMAKE_CXX_COMPILER="$CXX"
+    for answer in "${VERSION%.*}: 1" "$VERSION: 1" '0.1: 0' '0.9: 0' '1: 0' "${VERSION%.*}.99: 0"; do
+      says out "asked for $answer"
+    done
     ;;
   meson)
     expect 0 'meson setup, installed' meson setup installed -Dwarning_level=3 -Dwerror=true
     expect 0 'meson compile, installed' meson compile -C installed
     prints env LD_LIBRARY_PATH="$libdir" installed/embed
-    # As a subproject: how it configures and what it would build, always; the whole library again, for minutes of compiling,
-    # only where HILT_DEEP is set, so kept between runs, and as cheap as it can be had: one instruction set.
+    # As a subproject: how it configures and what it would build, always; the whole library again, for minutes of
+    # compiling, only where HILT_DEEP is set, so kept between runs, and as cheap as it can be had: one instruction set.
     mkdir -p subprojects "$BUILD/embed_meson"
     ln -s "$SRC" subprojects/hilt
     rm -rf "$BUILD/embed_meson/project"
@@ -91,7 +99,8 @@ END
     cd "$BUILD/embed_meson/project"
     again=()
     [[ ! -f ../build/build.ninja ]] || again=(--reconfigure)
-    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:isa=base
+    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false \
+      --force-fallback-for=hilt -Dhilt:isa=base
     ! ninja -C ../build -t targets all | grep -q '\.cu\.o' || fail 'the subproject builds CUDA, which nobody asked for'
     expect 0 'meson introspect, subproject' meson introspect --projectinfo ../build
     says out '"name": "hilt"'

@@ -34,6 +34,7 @@ template <Isa I> void collect(CpuAt<I>, std::vector<float>& out, float x) { out.
 template void collect(CpuAt<kIsa>, std::vector<float>&, float);
 }  // namespace hilt::kernels
 END
-"$CXX" -std=c++20 -O0 -fPIC -DHILT_ISA=base -fvisibility=hidden -I "$SRC" -iquote "$BUILD/core" -I "$BUILD" -c "$scratch/leak_cpu.cpp" -o "$scratch/leak.o"
+"$CXX" -std=c++20 -O0 -fPIC -DHILT_ISA=base -fvisibility=hidden -I "$SRC" -iquote "$BUILD/core" -I "$BUILD" \
+  -c "$scratch/leak_cpu.cpp" -o "$scratch/leak.o"
 found=$(leaks 0 base "$scratch/leak.o") || true
 [[ $found == *std::vector* && $found != *collect* ]] || fail "std::vector in a kernel goes unnoticed; found: $found"

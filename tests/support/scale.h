@@ -7,9 +7,3 @@ template <class T> T scaled(T full, T small) {
   const char* text = std::getenv("HILT_TEST_SCALE");
   return text && std::string_view(text) == "small" ? small : full;
 }
-
-/// Whether tests run too that nothing but a clock can judge: HILT_DEEP=1.
-inline bool deep() {
-  const char* text = std::getenv("HILT_DEEP");
-  return text && *text;
-}

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""What a run of the tests comes to: which programs it needs, what failed with its last lines, what was left out, seconds, counts.
+"""What a run of the tests comes to: which programs it needs, what failed with its last lines, what was left out,
+seconds, counts.
 
     verdict.py targets BUILD [programs]    what ninja must make for the tests (or for ./run build), one a line
-    verdict.py choose BUILD WORD ..        the arguments of `./run test` as those of meson, one a line, and a filter of cases
+    verdict.py choose BUILD WORD ..        the arguments of `./run test` as those of meson, one a line, and a filter of
+                                           cases
     verdict.py read LANE BUILD             meson's log and GoogleTest's files of BUILD, written as LANE's record
     verdict.py stopped LANE LOG            the record of a lane that did not come to its tests
-    verdict.py counted LANE LOG            the record of a lane whose log ends with its own count, `N passed, N failed, N skipped`;
-                                           its lines `failed: NAME: WHY` and `left out: NAME: WHY` say which
+    verdict.py counted LANE LOG            the record of a lane whose log ends with its own count, `N passed, N failed,
+                                           N skipped`; its lines `failed: NAME: WHY` and `left out: NAME: WHY` say which
     verdict.py left-out LANE WHY           the record of a lane that was not begun
     verdict.py show [PIECE]                every record; exit status 1 if anything failed, or nothing passed; of a piece
                                            of the second tier a line in tests/bench/results/deep.jsonl too
 
-A record is a file in the directory HILT_VERDICTS. A script is one test; a GoogleTest binary is its cases, and one failure more
-where it ended badly without a failed case to show for it: a crash, a time-out, a sanitizer's report.
+A record is a file in the directory HILT_VERDICTS. A script is one test; a GoogleTest binary is its cases, and one
+failure more where it ended badly without a failed case to show for it: a crash, a time-out, a sanitizer's report.
 """
 import datetime
 import html
@@ -38,8 +40,14 @@ def records():
 def write(lane, passed=0, failed=(), left_out=(), skipped=0, build=0.0, tests=0.0):
     """`failed` are names with output; `left_out` are names with reasons."""
     path = records() / f"{time.time_ns()}.json"
-    path.write_text(json.dumps({"lane": lane, "passed": passed, "failed": [[n, o] for n, o in failed], "left_out": [[n, w] for n, w in left_out],
-                                "skipped": skipped, "build": build, "tests": tests}))
+    path.write_text(json.dumps({"lane": lane, "passed": passed, "failed": [[n, o] for n, o in failed],
+                                "left_out": [[n, w] for n, w in left_out], "skipped": skipped, "build": build,
+                                "tests": tests}))
+
+
+def since_begun():
+    """Seconds since the run began, whose moment HILT_BEGUN is; 0 where nobody says when."""
+    return time.time() - float(os.environ.get("HILT_BEGUN", time.time()))
 
 
 def last_lines(text):
@@ -120,19 +128,23 @@ def read(lane, build):
             failures, reason = case.findall("failure"), case.find("skipped")
             if failures:
                 bad += 1
-                failed.append((f"{name}: {case_name}", last_lines(said.get(case_name) or "\n".join(f.get("message", "") for f in failures))))
+                messages = "\n".join(f.get("message", "") for f in failures)
+                failed.append((f"{name}: {case_name}", last_lines(said.get(case_name) or messages)))
             elif case.get("result") in ("skipped", "suppressed"):
                 skipped += 1
-                left_out.setdefault(html.unescape(reason.get("message", "")).strip().splitlines()[-1] if reason is not None else "disabled", []).append(case_name)
+                reason = "disabled" if reason is None else html.unescape(reason.get("message", ""))
+                left_out.setdefault(reason.strip().splitlines()[-1], []).append(case_name)
             else:
                 passed += 1
         if result == "SKIP" and not cases:
             skipped += 1
-            left_out.setdefault(last_lines(printed).splitlines()[-1] if printed.strip() else "it does not say why", []).append(name)
+            reason = last_lines(printed).splitlines()[-1] if printed.strip() else "it does not say why"
+            left_out.setdefault(reason, []).append(name)
         elif result in ("OK", "SKIP"):
             passed += "gtest" not in entry["name"].split(" / ")[0]
         elif not bad:
-            failed.append((f"{name}: {why(entry)}" + (f" in {open_case}" if open_case else ""), last_lines(said.get(open_case, printed))))
+            where = f" in {open_case}" if open_case else ""
+            failed.append((f"{name}: {why(entry)}{where}", last_lines(said.get(open_case, printed))))
     begun = min((e["starttime"] for e in log), default=time.time())
     ended = max((e["starttime"] + e["duration"] for e in log), default=begun)
     several = lambda names: ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -142,11 +154,13 @@ def read(lane, build):
 
 def counted(lane, printed):
     count = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", (printed.rstrip().splitlines() or [""])[-1])
-    failed = [(name, text.replace("\n    ", "\n")) for name, text in re.findall(r"^failed: ([^:\n]+): ?(.*(?:\n    .*)*)", printed, re.M)]
-    if not count or int(count[2]) > 0 and not failed:
-        failed.append(("ended without a count" if not count else f"{count[2]} failed", last_lines(printed)))
-    write(lane, int(count[1]) if count else 0, failed, re.findall(r"^left out: ([^:\n]+): (.*)", printed, re.M), int(count[3]) if count else 0,
-          tests=time.time() - float(os.environ.get("HILT_BEGUN", time.time())))
+    passed, failures, skipped = (int(n) for n in count.groups()) if count else (0, 0, 0)
+    said = re.findall(r"^failed: ([^:\n]+): ?(.*(?:\n    .*)*)", printed, re.M)
+    failed = [(name, text.replace("\n    ", "\n")) for name, text in said]
+    if not count or failures > 0 and not failed:
+        failed.append(("ended without a count" if not count else f"{failures} failed", last_lines(printed)))
+    left_out = re.findall(r"^left out: ([^:\n]+): (.*)", printed, re.M)
+    write(lane, passed, failed, left_out, skipped, tests=since_begun())
 
 
 # ---- showing ----------------------------------------------------------------------------------------
@@ -162,21 +176,25 @@ def show(piece=None):
             print(f"left out: {lane['lane']}: {name}: {reason}")
     print(f"\n{'lane':<12}{'build s':>9}{'tests s':>9}{'passed':>9}{'failed':>9}{'skipped':>9}")
     for lane in lanes:
-        print(f"{lane['lane']:<12}{lane['build']:>9.0f}{lane['tests']:>9.0f}{lane['passed']:>9}{len(lane['failed']):>9}{lane['skipped']:>9}")
-    passed, failed, skipped = sum(x["passed"] for x in lanes), sum(len(x["failed"]) for x in lanes), sum(x["skipped"] for x in lanes)
+        print(f"{lane['lane']:<12}{lane['build']:>9.0f}{lane['tests']:>9.0f}{lane['passed']:>9}"
+              f"{len(lane['failed']):>9}{lane['skipped']:>9}")
+    passed, skipped = sum(x["passed"] for x in lanes), sum(x["skipped"] for x in lanes)
+    failed = sum(len(x["failed"]) for x in lanes)
     if piece or os.environ.get("HILT_RECORD"):
-        note(piece, [{"lane": x["lane"], "build": round(x["build"]), "tests": round(x["tests"]), "passed": x["passed"], "failed": len(x["failed"]),
-                      "skipped": x["skipped"]} for x in lanes])
+        note(piece, [{"lane": x["lane"], "build": round(x["build"]), "tests": round(x["tests"]),
+                      "passed": x["passed"], "failed": len(x["failed"]), "skipped": x["skipped"]} for x in lanes])
     print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
     return 0 if passed and not failed else 1
 
 
 def note(piece, lanes):
-    """One line of tests/bench/results/: deep.jsonl for a piece of the second tier, ci.jsonl for the first, which HILT_RECORD names."""
+    """One line of tests/bench/results/: deep.jsonl for a piece of the second tier, ci.jsonl for the first, which
+    HILT_RECORD names."""
     git = lambda *words: subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
     model = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
     line = {"what": piece or os.environ["HILT_RECORD"], "date": datetime.date.today().isoformat(),
-            "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else ""),
+            "commit": git("rev-parse", "--short", "HEAD") + changed,
             "machine": f"{os.cpu_count()} x {model.group(1) if model else platform.machine()}", "lanes": lanes}
     with open(ROOT / "tests/bench/results" / ("deep.jsonl" if piece else "ci.jsonl"), "a") as out:
         out.write(json.dumps(line) + "\n")
@@ -192,7 +210,7 @@ def main(word, *rest):
         read(rest[0], pathlib.Path(rest[1]))
     elif word == "stopped":
         printed = pathlib.Path(rest[1]).read_text(errors="replace")
-        write(rest[0], failed=[("it did not come to its tests", last_lines(printed))], build=time.time() - float(os.environ.get("HILT_BEGUN", time.time())))
+        write(rest[0], failed=[("it did not come to its tests", last_lines(printed))], build=since_begun())
     elif word == "counted":
         counted(rest[0], pathlib.Path(rest[1]).read_text(errors="replace"))
     elif word == "left-out":
