@@ -25,42 +25,19 @@ function step_of(id, pass) {
 data.steps.rows = [["S", "dK", "dQ"], ["L", "dS"], ["P", "Delta"], ["O", "dP", "dV"], ["a", "P2", "S2"]].flatMap(([forward, ...backward]) =>
   backward.map((id, i) => ({ forward: i === 0 && { ...step_of(forward, "forward"), rows: backward.length }, backward: step_of(id, "backward") })));
 
-// Four tokens: the matrices of each part with their formulas; the last row's keys in tiles of two; what tiles of two queries
-// and two keys give on the way back.
-const hand = data.by_hand.matrices, of_two = [0, 2];
-const named = (...list) => list.map(([name, formula]) => ({ name: name.replace(" again", ""), formula, rows: hand[name] }));
-const product = (a, b, times = 1) => a.map((row) => b[0].map((_, j) => round(times * row.reduce((sum, x, i) => sum + x * b[i][j], 0))));
-const transposed = (a) => a[0].map((_, j) => a.map((row) => row[j])), round = (x) => Math.round(x * 1e10) / 1e10 + 0;
-const two = (list, first) => list.slice(first, first + 2);
-function running_softmax(row) {
-  let m = -Infinity, l = 0, a = [0, 0];
-  const tiles = of_two.map((first) => {
-    const scores = two(hand.S[row], first), before = m;
-    m = Math.max(m, ...scores);
-    const rescale = Math.exp(before - m), weights = scores.map((s) => Math.exp(s - m)), added = product([weights], two(hand.V, first))[0];
-    l = l * rescale + weights[0] + weights[1], a = a.map((x, i) => x * rescale + added[i]);
-    return { first, last: first + 1, scores, m, rescale, weights, l, a };
-  });
-  return { row, tiles, o: a.map((x) => x / l), lse: m + Math.log(l) };
-}
+// Four tokens: the matrices of each part with their formulas.
+const named = (...list) => list.map(([name, formula]) => ({ name, formula, rows: data.by_hand.matrices[name] }));
 Object.assign(data.by_hand, {
   inputs: named(["Q", ""], ["K", ""], ["V", ""], ["dO", ""]),
-  forward: named(["Q Kᵀ", "products"], ["S", "c Q Kᵀ, masked"], ["P", "softmax of each row"], ["O", "P V"]),
-  kept: named(["L", "log ∑ exp(S)"], ["P again", "exp(S − L)"], ["Δ", "rowsum(dO · O)"]),
-  backward: named(["dP", "dO Vᵀ"], ["dS", "P (dP − Δ)"], ["dQ", "c dS K"], ["dK", "c dSᵀ Q"], ["dV", "Pᵀ dO"]),
-  softmax: running_softmax(3),
-  tiles: of_two.flatMap((query) => of_two.filter((key) => key <= query).map((key) => {
-    const tile = (x) => two(x, query).map((row) => two(row, key)), c = data.by_hand.c;
-    return { query, last_query: query + 1, key, last_key: key + 1, dV: product(transposed(tile(hand.P)), two(hand.dO, query)),
-             dK: product(transposed(tile(hand.dS)), two(hand.Q, query), c), dQ: product(tile(hand.dS), two(hand.K, key), c) };
-  })),
+  forward: named(["S", "c Q Kᵀ"], ["P", "exp(S − L)"], ["O", "P V"], ["L", "log ∑ exp(S)"]),
+  backward: named(["dP", "dO Vᵀ"], ["Δ", "rowsum(dO · O)"], ["dS", "P (dP − Δ)"], ["dQ", "c dS K"], ["dK", "c dSᵀ Q"], ["dV", "Pᵀ dO"]),
 });
 
 Object.assign(page, {
   passed: data.verdict === "ok", scale: 1 / Math.sqrt(config.head_dim), product_flops: 2 * config.head_dim, share_of_pairs: page.pairs / all_pairs,
   groups: config.heads === config.kv_heads ? 0 : config.heads / config.kv_heads, all_pairs: data.plan.pattern.split("+").every((branch) => branch.startsWith("dense")),
   short: { bf16: 8, f16: 11 }[config.dtype] ?? 0, short_parts: { bf16: 256, f16: 2048 }[config.dtype], short_length: Math.min(config.length, 1024),
-  q_bytes, qkv_bytes: q_bytes * (1 + (2 * config.kv_heads) / config.heads), dense_bytes: all_pairs * config.batch * element, lse_bytes: tokens * config.heads * Math.max(element, 4),
+  q_bytes, qkv_bytes: q_bytes * (1 + (2 * config.kv_heads) / config.heads), dense_bytes: all_pairs * config.batch * element, lse_bytes: tokens * config.heads * Math.max(element, 4), row_bytes: q_bytes + tokens * config.heads * Math.max(element, 4),
   on_cpu: config.device === "cpu", device: data.machine.devices.find((d) => d.startsWith(config.device)) ?? config.device,
   threads: data.machine.threads + (data.machine.threads === 1 ? " thread" : " threads"), routes: data.machine.routes.join(", "),
   agreement: Object.entries(data.naive_error).map(([tensor, naive]) => ({
