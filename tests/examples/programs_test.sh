@@ -59,9 +59,9 @@ assert taped['nodes'] <= 20 or re.search(r'\+|--(softcap|alibi|relative|bias|sin
 def size(text): return float(re.match('[0-9.]+', text)[0]) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[re.search('[kM]?B', text)[0]]
 matrix = sum((8 if n['dtype'] == 'f64' else 4) * math.prod(n['shape']) for n in taped['tape'] if n['symbol'] == 'P')
 assert abs(size(re.search('one matrix over all pairs takes (.*?) here', page)[1]) - matrix) <= 0.005 * matrix, matrix
-for step, said in re.findall(r'data-step="([SLPO])".*?<td class="w" rowspan="\d">(.*?)</td>', page):
+for step, said in re.findall(r'data-panel="([SLPO])".*?<p class="rule">(.*?)\.(?: Its op .*)?</p>', page):
     keeps = sum(n['unique_bytes'] for n in taped['tape'] if n['symbol'] == step or (step == 'O' and n['symbol'] == 'M P'))
-    told = size(re.search(r'\(([0-9.]+\u00a0[kM]?B)\)', said)[1]) if '\u00a0' in said else 0
+    told = size(re.search(r'\(([0-9.]+\u00a0[kM]?B)\)', said)[1]) if ')' in said.replace('exp(S − L)', '') else 0
     assert abs(told - keeps) <= 0.005 * keeps, (step, said, keeps)
 for row in re.findall(r'</span>(?:dense|taped|hybrid|fused)</th><td class="n">.*?</td><td class="n">(.*?)</td><td class="n">(.*?)</td>', page.split('id="memory"')[0]):
     assert size(row[0]) <= size(row[1]), row
@@ -111,8 +111,8 @@ compare 0 --pattern segment:64
 for anchor in what hand player steps why bill memory time agreement break scaling order roofline questions method; do
   grep -q "id=\"$anchor\"" c/compare.html || fail "the page has no section '$anchor'"
 done
-# The eight backward steps stand beside lines of hybrid that are in the source, under their numbers, and all thirteen beside
-# the place of the fused kernel.
+# The eight backward steps have lines of hybrid that are in the source, under their numbers; all thirteen have lines of the
+# fused kernel, three around each.
 page c/compare.html
 if [[ -f shown.html ]]; then
   grep -oE '<code>[^<]*</code><span class="place">[a-z_/]+\.cpp:[0-9]+' shown.html | sed 's/<code>\(.*\)<\/code>.*>\(.*\)/\2:\1/; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >lines
@@ -121,6 +121,11 @@ if [[ -f shown.html ]]; then
     sed -n "${number}p" "$SRC/ops/hilbert/$file" | grep -qF -- "$code" || fail "$file:$number does not say '$code'"
   done <lines
   [[ $(grep -oE '<span class="place">kernels/(attention_cpu\.cpp|backward_cpu\.h):[0-9]+' shown.html | wc -l) == 13 ]] || fail 'a step without its line of the fused kernel'
+  [[ $(grep -c '<span class="here">' shown.html) == 13 ]] || fail 'a step without its line among those of the fused kernel'
+  sed -n '/<b>Fused<\/b>/,/<\/section>/p' shown.html | sed -n 's/.*<span class="here">//p' | sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g; s/&quot;/"/g' >lines
+  while read -r code; do
+    grep -qF -- "$code" "$SRC"/ops/hilbert/kernels/{attention_cpu.cpp,backward_cpu.h} || fail "no source says '$code'"
+  done <lines
   for text in 'All gradients agree' '<th scope="row"><span class="dot" style="--color:var(--fused)"></span>fused</th><td class="n">1</td>' 'Why Δ = dO · O'; do
     grep -qF "$text" shown.html || fail "the page does not say '$text'"
   done
