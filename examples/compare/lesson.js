@@ -7,10 +7,11 @@ const shown_ops = (ops) => (ops ?? []).filter((op) => !op.view);
 data.ways = Object.entries(data.modes).map(([name, m]) => ({
   ...m, name, ran: !m.skipped, one: m.nodes === 1, listed: shown_ops(m.tape), inside: shown_ops(m.inside_backward), peak: m.peak_bytes + data.input_bytes, total_ms: m.forward_ms + m.backward_ms }));
 const way = (name) => data.ways.find((w) => w.name === name && w.ran);
+page.by_ops = way("taped") ? "taped" : "dense";
 /** Two modes: what they keep and need, and products and time of the second, of the first's. */
 function compared(a, b) {
   const over = (x, y) => (y > 0 ? x / y : 0);
-  return { flops: over(b.forward_flops, a.forward_flops), ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
+  return { flops: over(b.forward_flops, a.forward_flops), slower: b.total_ms > a.total_ms, ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
 }
 
 /** A step with what a tape does, keeps and takes there, and its lines of hybrid and of the kernel that ran. */
@@ -55,6 +56,12 @@ Object.assign(page, {
     return { ...m, ...found, how: unseen ? "On this problem the mistake changes nothing that the judge can see." : m.how };
   }),
 });
+const [dense, taped, fused] = ["dense", "taped", "fused"].map(way), ran = data.ways.filter((w) => w.ran);
+page.two_steps = dense && taped && fused && { dense: dense.saved_bytes, taped: taped.saved_bytes, fused: fused.saved_bytes };
+page.by_chance = fused && Math.abs(fused.saved_bytes / page.score_bytes - 1) < 0.02;
+// Of what the machine multiplies, the most that a pass of a mode did.
+page.best_share = Math.max(0, ...ran.flatMap((w) => [w.forward_flops / w.forward_ms, w.backward_flops / w.backward_ms])) / 1e6 / data.machine.gemm_gflop_s;
+page.busy = data.machine.measured_twice || (page.on_cpu && page.best_share > 0 && page.best_share < 0.05);
 for (const a of data.ways) for (const b of data.ways) if (a.ran && b.ran) page[`${a.name}_${b.name}`] = compared(a, b);
 for (const o of data.pictures.orders) {
   o.against_row = o.count.tiles / Math.max(1, data.pictures.orders[0].count.tiles);
