@@ -24,7 +24,7 @@ void declare(program::Options& options, compare::Settings& s) {
     if (!is_plane && !options.given("--pattern")) options.set("--pattern", "segment:256");
   });
   options.group(compare::kExercises);
-  const char* const kLeft = "of the line left out: Delta, dS, dQ, dK, dV";
+  const char* const kLeft = "of the line left out: Delta, dS, dQ, dK, dV, running softmax";
   options.integer("--exercise", s.exercise, 1, compare::kLines,
                   std::string("Write exercise_N.py, N the number ") + kLeft);
   options.text("--check", s.check, "FILE", "Judge such a file, with its line written");

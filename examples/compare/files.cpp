@@ -182,6 +182,7 @@ Files files_of(const Lesson& lesson) {
     mode["inside_backward"] = folded(mode["inside_backward"], "backward_live");
   }
   const bool same_result = order_changes_nothing(p.plan->spec());
+  const std::string by_pairs = route_of(lesson, "forward") == "cpu_pairs" ? "Fused took single pairs. In tiles: " : "";
   json["input_bytes"] = p.input_bytes();
   json["pictures"] = pictures_of(lesson);
   json["steps"] = Json::parse(kSteps);
@@ -192,7 +193,6 @@ Files files_of(const Lesson& lesson) {
       {"longest_row", lesson.longest_row},
       {"pairs", lesson.pairs},
       {"kernels", {{"forward", route_of(lesson, "forward")}, {"backward", route_of(lesson, "backward")}}},
-      {"by_ops", lesson.mode(kTaped) ? kTaped : kDense},
       {"twice", products_back(lesson) == 7},
       {"frames", p.plan->grid().frames > 1 || !p.plan->spec().documents.empty()},
       {"oracle", p.dtype == hilt::DType::f64 ? "plain loops in long double" : "plain loops in f64"},
@@ -203,7 +203,7 @@ Files files_of(const Lesson& lesson) {
       {"score_bytes", score_bytes(p)},
       {"kept_in_words", kept_in_words(lesson)},
       {"crossover", crossover_in_keys(lesson)},
-      {"order_verdict", same_result ? order_verdict(lesson.orders)
+      {"order_verdict", same_result ? by_pairs + order_verdict(lesson.orders)
                                     : "These counts do not compare orders: the set is cut along each of them. "
                                       "Patterns of the grid, like window2d:16x16, do compare them."},
       {"order_and_result", same_result ? "The set is defined without the order: in any order the result is the same, "

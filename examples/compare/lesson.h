@@ -26,7 +26,7 @@ struct Settings : program::DrawnSettings {
   std::string check;
 };
 inline constexpr const char* kExercises = "Exercises";  // heading of the last three
-inline constexpr Index kLines = 5;
+inline constexpr Index kLines = 6;
 
 /// by_hand.cpp: where an exercise is asked for, python3 takes this process over and writes, judges
 /// or answers it.

@@ -7,60 +7,46 @@ const shown_ops = (ops) => (ops ?? []).filter((op) => !op.view);
 data.ways = Object.entries(data.modes).map(([name, m]) => ({
   ...m, name, ran: !m.skipped, one: m.nodes === 1, listed: shown_ops(m.tape), inside: shown_ops(m.inside_backward), peak: m.peak_bytes + data.input_bytes, total_ms: m.forward_ms + m.backward_ms }));
 const way = (name) => data.ways.find((w) => w.name === name && w.ran);
+page.by_ops = way("taped") ? "taped" : "dense";
 /** Two modes: what they keep and need, and products and time of the second, of the first's. */
 function compared(a, b) {
   const over = (x, y) => (y > 0 ? x / y : 0);
-  return { flops: over(b.forward_flops, a.forward_flops), ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
+  return { flops: over(b.forward_flops, a.forward_flops), slower: b.total_ms > a.total_ms, ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
 }
 
-/** A step with what a tape does and keeps there, and its lines of hybrid and of the kernel that ran. */
-function step_of(id, pass) {
-  const step = data.steps.steps.find((s) => s.id === id), kept = way(page.by_ops)?.kept_by_symbol ?? {}, kernel = page.kernels[pass];
-  const symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])].filter((s) => s in kept);
-  const rule = (config.dropout > 0 && step.rule_of_dropout) || (symbols.length && step.rule_of_parts) || step.rule;
-  return { ...step, rule, keeps: pass === "forward" ? symbols.reduce((sum, s) => sum + kept[s], 0) : 0, rows: 1,
-           hybrid: step.hybrid ?? null, fused: step[kernel] ?? (kernel === "cpu_pairs" ? step.cpu : null) };
+/** A step with what a tape does, keeps and takes there, and its lines of hybrid and of the kernel that ran. */
+function step_of(step) {
+  const pass = ["S", "L", "P", "O", "a"].includes(step.id) ? "forward" : "backward", kernel = page.kernels[pass];
+  const kept = way(page.by_ops)?.kept_by_symbol ?? {}, symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])];
+  const in_parts = step.rule_of_parts && step.node in kept;
+  const fused = step[kernel] ?? (kernel === "cpu_pairs" ? step.cpu : null), here = (i) => fused.first + i === fused.line;
+  const of_node = data.steps.steps.filter((s) => s.node && s.node === step.node).map((s) => s.id);
+  const sum = (list) => list.reduce((a, b) => a + b, 0);
+  const ops = (way(page.by_ops)?.tape ?? []).filter((op) => op.symbol && symbols.includes(op.symbol));
+  const others = pass === "backward" ? of_node.filter((id) => id !== step.id && id !== step.node) : [];
+  return {
+    ...step, pass, undone: of_node.join(" ") || step.id, hybrid: step.hybrid ?? null,
+    ms: sum(ops.map((op) => op[pass + "_ms"])), beside: others.join(", ").replace("Delta", "Δ"),
+    rule: (config.dropout > 0 && step.rule_of_dropout) || (in_parts && step.rule_of_parts) || step.rule,
+    keeps: pass === "forward" ? sum(symbols.map((s) => kept[s] ?? 0)) : 0,
+    fused: fused && { ...fused, lines: fused.lines.map((text, i) => ({ text, here: here(i) })) } };
 }
-// The forward pass downwards, and beside it, upwards, what undoes it.
-data.steps.rows = [["S", "dK", "dQ"], ["L", "dS"], ["P", "Delta"], ["O", "dP", "dV"], ["a", "P2", "S2"]].flatMap(([forward, ...backward]) =>
-  backward.map((id, i) => ({ forward: i === 0 && { ...step_of(forward, "forward"), rows: backward.length }, backward: step_of(id, "backward") })));
+data.steps.list = data.steps.steps.map(step_of);
+for (const pass of ["forward", "backward"]) data.steps[pass] = data.steps.list.filter((step) => step.pass === pass);
 
-// Four tokens: the matrices of each part with their formulas; the last row's keys in tiles of two; what tiles of two queries
-// and two keys give on the way back.
-const hand = data.by_hand.matrices, of_two = [0, 2];
-const named = (...list) => list.map(([name, formula]) => ({ name: name.replace(" again", ""), formula, rows: hand[name] }));
-const product = (a, b, times = 1) => a.map((row) => b[0].map((_, j) => round(times * row.reduce((sum, x, i) => sum + x * b[i][j], 0))));
-const transposed = (a) => a[0].map((_, j) => a.map((row) => row[j])), round = (x) => Math.round(x * 1e10) / 1e10 + 0;
-const two = (list, first) => list.slice(first, first + 2);
-function running_softmax(row) {
-  let m = -Infinity, l = 0, a = [0, 0];
-  const tiles = of_two.map((first) => {
-    const scores = two(hand.S[row], first), before = m;
-    m = Math.max(m, ...scores);
-    const rescale = Math.exp(before - m), weights = scores.map((s) => Math.exp(s - m)), added = product([weights], two(hand.V, first))[0];
-    l = l * rescale + weights[0] + weights[1], a = a.map((x, i) => x * rescale + added[i]);
-    return { first, last: first + 1, scores, m, rescale, weights, l, a };
-  });
-  return { row, tiles, o: a.map((x) => x / l), lse: m + Math.log(l) };
-}
+// Four tokens: the matrices of each part with their formulas.
+const named = (...list) => list.map(([name, formula]) => ({ name, formula, rows: data.by_hand.matrices[name] }));
 Object.assign(data.by_hand, {
   inputs: named(["Q", ""], ["K", ""], ["V", ""], ["dO", ""]),
-  forward: named(["Q Kᵀ", "products"], ["S", "c Q Kᵀ, masked"], ["P", "softmax of each row"], ["O", "P V"]),
-  kept: named(["L", "log ∑ exp(S)"], ["P again", "exp(S − L)"], ["Δ", "rowsum(dO · O)"]),
-  backward: named(["dP", "dO Vᵀ"], ["dS", "P (dP − Δ)"], ["dQ", "c dS K"], ["dK", "c dSᵀ Q"], ["dV", "Pᵀ dO"]),
-  softmax: running_softmax(3),
-  tiles: of_two.flatMap((query) => of_two.filter((key) => key <= query).map((key) => {
-    const tile = (x) => two(x, query).map((row) => two(row, key)), c = data.by_hand.c;
-    return { query, last_query: query + 1, key, last_key: key + 1, dV: product(transposed(tile(hand.P)), two(hand.dO, query)),
-             dK: product(transposed(tile(hand.dS)), two(hand.Q, query), c), dQ: product(tile(hand.dS), two(hand.K, key), c) };
-  })),
+  forward: named(["S", "c Q Kᵀ"], ["P", "exp(S − L)"], ["O", "P V"], ["L", "log ∑ exp(S)"]),
+  backward: named(["dP", "dO Vᵀ"], ["Δ", "rowsum(dO · O)"], ["dS", "P (dP − Δ)"], ["dQ", "c dS K"], ["dK", "c dSᵀ Q"], ["dV", "Pᵀ dO"]),
 });
 
 Object.assign(page, {
   passed: data.verdict === "ok", scale: 1 / Math.sqrt(config.head_dim), product_flops: 2 * config.head_dim, share_of_pairs: page.pairs / all_pairs,
   groups: config.heads === config.kv_heads ? 0 : config.heads / config.kv_heads, all_pairs: data.plan.pattern.split("+").every((branch) => branch.startsWith("dense")),
   short: { bf16: 8, f16: 11 }[config.dtype] ?? 0, short_parts: { bf16: 256, f16: 2048 }[config.dtype], short_length: Math.min(config.length, 1024),
-  q_bytes, qkv_bytes: q_bytes * (1 + (2 * config.kv_heads) / config.heads), dense_bytes: all_pairs * config.batch * element, lse_bytes: tokens * config.heads * Math.max(element, 4),
+  q_bytes, qkv_bytes: q_bytes * (1 + (2 * config.kv_heads) / config.heads), dense_bytes: all_pairs * config.batch * element, lse_bytes: tokens * config.heads * Math.max(element, 4), row_bytes: q_bytes + tokens * config.heads * Math.max(element, 4),
   on_cpu: config.device === "cpu", device: data.machine.devices.find((d) => d.startsWith(config.device)) ?? config.device,
   threads: data.machine.threads + (data.machine.threads === 1 ? " thread" : " threads"), routes: data.machine.routes.join(", "),
   agreement: Object.entries(data.naive_error).map(([tensor, naive]) => ({
@@ -70,6 +56,12 @@ Object.assign(page, {
     return { ...m, ...found, how: unseen ? "On this problem the mistake changes nothing that the judge can see." : m.how };
   }),
 });
+const [dense, taped, fused] = ["dense", "taped", "fused"].map(way), ran = data.ways.filter((w) => w.ran);
+page.two_steps = dense && taped && fused && { dense: dense.saved_bytes, taped: taped.saved_bytes, fused: fused.saved_bytes };
+page.by_chance = fused && Math.abs(fused.saved_bytes / page.score_bytes - 1) < 0.02;
+// Of what the machine multiplies, the most that a pass of a mode did.
+page.best_share = Math.max(0, ...ran.flatMap((w) => [w.forward_flops / w.forward_ms, w.backward_flops / w.backward_ms])) / 1e6 / data.machine.gemm_gflop_s;
+page.busy = data.machine.measured_twice || (page.on_cpu && page.best_share > 0 && page.best_share < 0.05);
 for (const a of data.ways) for (const b of data.ways) if (a.ran && b.ran) page[`${a.name}_${b.name}`] = compared(a, b);
 for (const o of data.pictures.orders) {
   o.against_row = o.count.tiles / Math.max(1, data.pictures.orders[0].count.tiles);
@@ -83,28 +75,70 @@ const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + "
 /** Bytes alive and bytes held by the tape over time, as [ms, bytes]; where backward begins, and the end. */
 function course(m) {
   let t = 0, sum = 0;
-  const given = data.input_bytes, points = [[0, given]], held = [[0, 0]];
-  const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
-  for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
+  const given = data.input_bytes, points = [[0, given]], held = [[0, 0]], spans = [];
+  const step = (ms, live, kept, pass, symbol) => {
+    if (pass) spans.push({ pass, symbol: m.tape.length === 1 ? "" : symbol, from: t, to: t + ms });
+    points.push([(t += ms), given + live]), held.push([t, (sum += kept)]);
+  };
+  for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes, "forward", n.symbol);
   step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
   for (const n of m.inside_backward) step(n.backward_ms, n.backward_live, 0);
   if (m.inside_backward.length) held.push([t, (sum = 0)]);
-  else for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
+  else
+    for (const n of [...m.tape].reverse())
+      step(n.backward_ms, n.backward_live, -n.unique_bytes, "backward", n.symbol);
   const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
   points.push([end, points.at(-1)[1]]), held.push([end, sum]);
-  return { given, points, held, end, turn };
+  return { given, points, held, end, turn, spans };
 }
-for (const [name, m] of modes) {
-  const { given, points, held, end, turn } = course(m), peak = given + m.peak_bytes;
-  figure(places("card-" + name), `Memory of ${name} over both passes`, `Bytes alive, on a scale of its own up to ${bytes(peak)}.`, "", (svg, width) => {
-    const height = 70, at = ([t, b]) => `${((t / end) * width).toFixed(1)} ${(height - 2 - (b / peak) * (height - 6)).toFixed(1)}`;
+/** Bytes alive over both passes; above the height of a card also a band for each op, lit by its steps. */
+function smallCurve(host, name, m, height, caption) {
+  const { given, points, held, end, turn, spans } = course(m), peak = given + m.peak_bytes;
+  const words = `Bytes alive, on a scale of its own up to ${bytes(peak)}.`;
+  figure(host, `Memory of ${name} over both passes`, words, caption, (svg, width) => {
+    const at = ([t, b]) => `${((t / end) * width).toFixed(1)} ${(height - 2 - (b / peak) * (height - 6)).toFixed(1)}`;
     const line = (list) => list.map((p, i) => (i ? `L${at([p[0], list[i - 1][1]])}L` : "M") + at(p)).join("");
     const x = (turn / end) * width;
+    svg.style.setProperty("--color", `var(--${name})`);
+    for (const { pass, symbol, from, to } of height > 70 ? spans : []) {
+      const node = symbol === "M P" ? "O" : symbol || "-", does = (s) => m.tape.length === 1 || s.node === node;
+      const of = data.steps[pass].filter(does).map((s) => s.id).join(" "), x = (from / end) * width;
+      const wide = Math.max(2, ((to - from) / end) * width);
+      svg.append(make("rect", { x, y: 0, width: wide, height, class: "band", "data-of": of }));
+    }
     svg.append(make("path", { d: line([[0, 0], ...points, [end, 0]]) + "z", class: "under", "data-peak": peak }), make("path", { d: line(points), class: "stroke" }),
                make("path", { d: line(held), class: "stroke", style: "--color:var(--ink)" }), make("line", { x1: x, x2: x, y1: 2, y2: height - 2, class: "mark" }));
+    light();
     return height;
   });
 }
+/** One step, and all that belongs to it: its formula and what it undoes, the tape's op, the code, memory and time. */
+let lit;
+function light(id = lit) {
+  lit = id;
+  for (const e of document.querySelectorAll("[data-of]"))
+    e.classList.toggle("lit", e.dataset.of.split(" ").includes(id));
+  for (const e of document.querySelectorAll("[data-step]")) e.setAttribute("aria-pressed", e.dataset.step === id);
+  for (const e of document.querySelectorAll("[data-panel]")) e.hidden = e.dataset.panel !== id;
+  document.querySelector(".sheet").classList.toggle("open", Boolean(id));
+}
+for (const [name, m] of modes) smallCurve(places("card-" + name), name, m, 70, "");
+
+for (const { name, total_ms, peak } of data.ways.filter((w) => w.ran && (w.name === page.by_ops || w.name === "fused"))) {
+  const dot = `<span class="dot" style="--color:var(--${name})"></span>`;
+  const caption = `${dot}<b>${name}</b>: ${milliseconds(total_ms)}, up to ${bytes(peak)}`;
+  smallCurve(places("steps"), name, data.modes[name], 90, caption);
+}
+for (const e of document.querySelectorAll("[data-step]")) {
+  e.addEventListener("click", () => (light(e.dataset.step), e.scrollIntoView({ block: "nearest" })));
+  e.addEventListener("focus", () => light(e.dataset.step));
+  e.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && light(e.dataset.step));
+}
+document.querySelector(".sheet button").addEventListener("click", () => light(null));
+const is_beside = () => matchMedia("(min-width: 901px)").matches;
+if (is_beside()) light("dV");
+const leaves = ([seen]) => seen.isIntersecting || is_beside() || light(null);
+new IntersectionObserver(leaves).observe(document.querySelector(".walks"));
 
 function memory(zoomed) {
   const host = places("memory");

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """steps.json as a C++ string, with the source that it quotes: a list [file of ops/hilbert/, text, and, where the
-text is not in the line that is meant, text of the first line after it that is] becomes {file, line, code}."""
+text is not in the line that is meant, text of the first line after it that is] becomes {file, line, code,
+first, lines}, the lines from three before it, of number `first`, to three after it."""
 import json
 import pathlib
 import sys
+import textwrap
 
 
 def quoted_line(lines, marker, then=None):
@@ -17,11 +19,14 @@ def quoted_line(lines, marker, then=None):
 
 def quoted(source, file, *text):
     """What stands there; nothing where a line has moved on, which a test says."""
+    all_lines = (source / file).read_text().splitlines()
     try:
-        line, code = quoted_line((source / file).read_text().splitlines(), *text)
+        line, code = quoted_line(all_lines, *text)
     except AssertionError:
         return None
-    return {"file": file, "line": line, "code": code}
+    first = max(1, line - 3)
+    lines = textwrap.dedent("\n".join(all_lines[first - 1:line + 3])).split("\n")
+    return {"file": file, "line": line, "code": code, "first": first, "lines": lines}
 
 
 def main():

@@ -75,6 +75,47 @@ expect 0 'train life' "$programs/train" --task life --layers 1 --width 16 --head
   --eval-rows 4 --out l
 look l/report.html
 
+# What the page computes of numbers that a reader moves is what the library computes: three draws, f64.
+if command -v python3 >/dev/null; then
+  cat >draw.py <<'END'
+import json, math, random, struct, subprocess, sys
+random.seed(7)
+def write(name, x):
+    header = "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 4, 1, 2), }".ljust(117) + "\n"
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+    open(name, "wb").write(start + struct.pack("<8d", *x))
+def read(name, columns):
+    values = struct.unpack(f"<{4 * columns}d", open(name, "rb").read()[-32 * columns:])
+    return [values[i * columns:][:columns] for i in range(4)]
+draws = []
+for _ in range(3):
+    x = {name: [random.uniform(-3, 3) for _ in range(8)] for name in ("Q", "K", "V", "dO")}
+    for name, file in zip(x, ("q", "k", "v", "d_o")): write(file + ".npy", x[name])
+    flags = "--q q.npy --k k.npy --v v.npy --d-o d_o.npy --causal token --order row --mode fused --out a --scale"
+    subprocess.run([sys.argv[1], *flags.split(), repr(math.log(2))], check=True, stdout=subprocess.DEVNULL)
+    rows = {name: [v[i:i + 2] for i in range(0, 8, 2)] for name, v in x.items()}
+    draws.append({"inputs": rows, "O": read("a/o.npy", 2), "L": read("a/lse.npy", 1)}
+                 | {name: read(f"a/{name.lower()}.npy", 2) for name in ("dQ", "dK", "dV")})
+print("const draws = " + json.dumps(draws))
+END
+  python3 draw.py "$programs/attend" >draws.js || fail 'attend of four tokens'
+  cat >model.html <<END
+<!doctype html><body><script>$(cat "$SRC/examples/compare/four_tokens.js" draws.js)
+let off = 0;
+for (const { inputs, ...library } of draws) {
+  const page = attention(inputs, Math.log(2));
+  const differ = (x, ours) => (off = Math.max(off, Number.isFinite(ours) ? Math.abs(x - ours) : 9));
+  for (const [name, rows] of Object.entries(library))
+    rows.forEach((row, i) => row.forEach((x, j) => differ(x, page[name][i][j])));
+}
+document.body.textContent = draws.length === 3 && off < 1e-12 ? "model ok" : "WRONG: " + off;
+</script>
+END
+  browse --dump-dom "file://$scratch/model.html" >dom
+  grep -q 'model ok' dom ||
+    fail "four_tokens.js and the library differ: $(sed 's/.*<body>//' dom | tail -2) $(head -3 console)"
+fi
+
 # Screenshots, coarsely: light by day, dark by night, and much on it but not too much.
 sed 's/<html lang="en">/<html lang="en" style="color-scheme:dark">/' c/compare.html >dark.html
 cp c/compare.html light.html
