@@ -138,7 +138,6 @@ std::string next_run() {
 
 void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume) {
   constexpr std::string_view kPrefix = "config.";
-  const auto is_wanted = [&](const std::string& group) { return group == kModel || (group == kRun && to_resume); };
   hilt::SafetensorsMetadata groups, theirs, asked;
   for (const auto& [key, value, is_text, group, preset] : options.values()) groups[key] = group;
   for (const auto& [key, value] : checkpoint.file().metadata()) {
@@ -147,9 +146,8 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
     if (group != kModel && group != kRun)
       fail_with(Code::data, checkpoint.path(), ": its metadata say ", key, " (", value,
                 "): no run keeps that, and no file decides it; is it from a stranger, or a newer version?");
-    if (!is_wanted(group)) continue;
     theirs[name] = value;
-    if (options.given("--" + name)) continue;
+    if (options.given("--" + name) || (group == kRun && !to_resume)) continue;
     if (value.find(".npy") != value.npos)  // of blocks
       fail_with(Code::data, checkpoint.path(), ": ", key, " (", value,
                 "): names a file, and no file is opened because another says so; name it again with train ",
@@ -159,9 +157,9 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
     } catch (const hilt::Error& e) { fail_with(Code::data, e.what()); }
   }
   for (const auto& [key, value, is_text, group, preset] : options.values()) {
-    if (!is_wanted(group) || !options.given("--" + key) || (!theirs.contains(key) && value == preset)) continue;
+    if (group == kCall || !options.given("--" + key) || (!theirs.contains(key) && value == preset)) continue;
     // How long a constant rate goes on changes nothing before, and a sample has draws of its own.
-    if (to_resume ? key == "steps" && s.schedule == "constant" : key == "seed") continue;
+    if (to_resume ? key == "steps" && s.schedule == "constant" : key == "seed" || key == "steps") continue;
     asked[key] = value;
   }
   std::erase_if(theirs, [&](const auto& entry) { return !asked.contains(entry.first); });
@@ -191,6 +189,8 @@ void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& 
 
 void follow_up(program::Options& options, Settings& s) {
   options.then([&] {
+    check(!s.sample_only || !(s.resume || s.dry_run || s.seconds > 0 || !s.from.empty()),
+          "--sample-only: samples and does no more; leave --resume, --dry-run, --seconds and --from out");
     if (s.resume || s.sample_only) {
       if (s.out.empty()) s.out = newest_run();
       const hilt::Checkpoint checkpoint = chosen_checkpoint(s);

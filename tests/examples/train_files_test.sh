@@ -165,6 +165,14 @@ expect 2 'a board for a run that has none' "$train" --resume --grid 4x4 --out ha
 says err '--grid: unknown to the checkpoint, 4x4 asked for'
 expect 2 'another width for a sample' "$train" --sample-only --width 32 --out half
 says err '--sample-only: half/best.safetensors was trained otherwise: --width: 16 in the checkpoint, 32 asked for'
+expect 2 'another rate for a sample' "$train" --sample-only --lr 0.5 --out half
+says err '--sample-only: half/best.safetensors was trained otherwise: --lr: 0.002 in the checkpoint, 0.5 asked for'
+expect 0 'the same rate for a sample' "$train" --sample-only --lr 0.002 --tokens 8 --out half
+for flags in --resume --dry-run '--seconds 5' '--from DIR'; do
+  # shellcheck disable=SC2086
+  expect 2 "a sample and $flags" "$train" --sample-only $flags --out half
+  says err '--sample-only: samples and does no more; leave --resume, --dry-run, --seconds and --from out'
+done
 expect 2 'seconds for a run that goes on' "$train" --resume --seconds 5 --out half
 says err '--seconds (5): --resume goes on to the --steps of the checkpoint'
 expect 2 'a run that is there' "$train" --out whole
