@@ -5,8 +5,7 @@
 //
 //   compare_gradients --length 1024 --pattern neighborhood2d:9x9 --modes taped,fused --out out/compare
 //
-// Prints a summary and writes compare.html (read this one) and compare.json; or writes and judges
-// exercises.
+// Prints a summary and writes compare.html (read this one) and compare.json; or judges exercises.
 #include <unistd.h>
 #include <cstdlib>
 #include <iostream>
@@ -19,8 +18,9 @@ void declare(program::Options& options, compare::Settings& s) {
   options.list("--modes", s.modes, std::vector(s.modes), "What to compare");
   options.text("--out", s.out, "DIR", "Where the two files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
-  options.then([&] {  // windows need a plane
-    const bool is_plane = s.documents.empty() && !options.given("--order") && hilt::fold(s.length).cells() == s.length;
+  options.then([&] {
+    const bool is_own = s.order.find(':') != s.order.npos;  // with a grid or points; windows need a plane
+    const bool is_plane = s.documents.empty() && !is_own && hilt::fold(s.length).cells() == s.length;
     if (!is_plane && !options.given("--pattern")) options.set("--pattern", "segment:256");
   });
   options.group(compare::kExercises);

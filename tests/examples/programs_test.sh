@@ -325,8 +325,9 @@ cp "$scratch/out" saved.ini
 expect 0 '--config' "$programs/compare_gradients" --config saved.ini --length 64 --print-config
 sed 's/^length = .*/length = 64/' saved.ini | diff - "$scratch/out" >/dev/null ||
   fail "the configuration did not come back: $(cat "$scratch/out")"
-# Windows are the default where tokens have a plane.
-for flags in '--length 1024' '--length 1009' '--length 128 --order row' '--length 128 --documents 100,28'; do
+# Windows are the default where tokens have a plane, in whatever order it is walked.
+for flags in '--length 1024' '--order row --length 1024' '--length 1009' '--length 128 --order row:8x16' \
+  '--length 128 --documents 100,28'; do
   pattern=$([[ $flags == *1024 ]] && echo window2d:16x16 || echo segment:256)
   # shellcheck disable=SC2086
   expect 0 "the default pattern of $flags" "$programs/compare_gradients" $flags --print-config
