@@ -91,7 +91,7 @@ class Compactor {
  public:
   Compactor(const Tiling& t, const Codes& codes, bool by_pairs)
       : t_(t), codes_(codes), by_pairs_(by_pairs), whole_(t.k_tile.size(), -1) {
-    add_all_queries(*out_, t);
+    add_queries(*out_, t);
     out_->q_tile.clear();
     out_->grids = t.grids, out_->pairs = t.pairs;
     std::vector<Piece> pieces;
@@ -148,38 +148,36 @@ class Compactor {
     return best;
   }
 
-  /// Pieces of at most kStep queries. Most keys fail the hull of their queries' bounds.
+  /// Pieces of at most kStep queries.
   std::vector<Piece> lowest(std::size_t tile, Index full) const {
     std::vector<Piece> pieces;
-    const Range all_of_them = t_.q_tile[tile];
-    const auto boxes = at(t_.boxes);
-    std::vector<QueryBounds> bounds(boxes * kStep), hulls(boxes);  // by box; of each query, of all
-    for (Range q = all_of_them; q.begin < all_of_them.end; q.begin = q.end) {
-      q.end = end_of_tile(codes_, {q.begin, all_of_them.end}, kStep);
-      const auto n = at(count(q));
-      for (std::size_t box = 0; box < boxes; ++box)
-        for (std::size_t i = 0; i < n; ++i) {
-          const QueryBounds& its = bounds[box * kStep + i] = bounds_of(t_, at(q.begin) + i, box);
-          hulls[box] = i == 0 ? its : hull(hulls[box], its);
-        }
-      Piece& p = pieces.emplace_back(Piece{.q = q, .full = full, .tile = narrow(tile)});
-      for (const Tiling::Ref r : t_.met.of(tile)) {
-        if (full > 0 && !r.partial) continue;
-        const Range k = t_.k_tile[at(r.tile)];
-        for (std::int32_t j = k.begin; j < k.end; ++j) {
-          unsigned asking = r.partial ? 0 : (1u << n) - 1;
-          for (std::size_t box = 0; r.partial && box < boxes; ++box) {
-            const KeyPlace place = place_of(t_, at(j), box);
-            for (std::size_t i = 0; attends(hulls[box], place) && i < n; ++i)
-              asking |= unsigned{attends(bounds[box * kStep + i], place)} << i;
-          }
-          if (asking == 0) continue;
-          p.keys.push_back(j), p.pairs += std::popcount(asking);
-          if (by_pairs_) p.asked.push_back({j, q.begin, asking});
-        }
+    for (Range q = t_.q_tile[tile]; q.begin < t_.q_tile[tile].end; q.begin = q.end) {
+      q.end = end_of_tile(codes_, {q.begin, t_.q_tile[tile].end}, kStep);
+      pieces.push_back({.q = q, .full = full, .tile = narrow(tile)});
+    }
+    for (const Tiling::Ref r : t_.met.of(tile)) {
+      if (full > 0 && !r.partial) continue;
+      const Range k = t_.k_tile[at(r.tile)];
+      for (std::int32_t first = k.begin; first < k.end; first += 64) {
+        const KeyBits keys(t_, first, std::min(k.end - first, 64));
+        for (Piece& p : pieces) add_asked(p, keys, first, std::min(k.end - first, 64), r.partial);
       }
     }
     return pieces;
+  }
+  /// Those of some keys that a query of a piece asks for.
+  void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
+    std::array<std::uint64_t, kStep> of_query{};
+    const std::uint64_t all = ~std::uint64_t{0} >> (64 - n);
+    std::uint64_t any = 0;
+    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? keys.of(at(p.q.begin + i)) : all;
+    for (; any != 0; any &= any - 1) {
+      const int j = std::countr_zero(any);
+      unsigned asking = 0;
+      for (std::size_t i = 0; i < of_query.size(); ++i) asking |= unsigned(of_query[i] >> j & 1) << i;
+      p.keys.push_back(first + j), p.pairs += std::popcount(asking);
+      if (by_pairs_) p.asked.push_back({first + j, p.q.begin, asking});
+    }
   }
   /// Neighbors are joined where that costs less, again and again.
   std::vector<Piece> joined(std::vector<Piece> pieces) const {
@@ -225,7 +223,7 @@ class Compactor {
   /// Appends a tile of these keys.
   Range list_keys(const TokenList& keys) {
     const auto begin = narrow(origin_.size());
-    add_keys(*out_, t_, keys);
+    add_keys(*out_, t_, &keys);
     origin_.insert(origin_.end(), keys.begin(), keys.end());
     return out_->k_tile.emplace_back(Range{begin, narrow(origin_.size())});
   }
@@ -375,12 +373,12 @@ std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
         t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
       return nullptr;
   auto out = std::make_unique<Tiling>();
-  add_all_queries(*out, one);
+  add_queries(*out, one);
   out->grids = one.grids, out->q_tile = common_tiles(all);
   List tiles_before;
   for (const Tiling* t : all) {
     tiles_before.push_back(narrow(out->k_tile.size()));
-    add_all_keys(*out, *t);
+    add_keys(*out, *t);
     out->pairs += t->pairs;
   }
   std::vector<std::size_t> within(all.size());  // the tile of each that holds ours

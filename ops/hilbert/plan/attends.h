@@ -45,12 +45,6 @@ template <int kAxes = 3, class Lists>
     if (!t.axis[2].key.empty()) k.c = t.axis[2].key[j];
   return k;
 }
-/// Bounds that no key of either fails.
-constexpr QueryBounds hull(const QueryBounds& x, const QueryBounds& y) {
-  return {std::max(x.rank, y.rank),    std::min(x.a_low, y.a_low),   std::max(x.a_high, y.a_high),
-          std::min(x.b_low, y.b_low),  std::max(x.b_high, y.b_high), std::min(x.c_low, y.c_low),
-          std::max(x.c_high, y.c_high)};
-}
 [[gnu::always_inline]] constexpr bool attends(const QueryBounds& q, const KeyPlace& k) {
   return k.rank <= q.rank && (k.a == kTaken || (k.a >= q.a_low && k.a <= q.a_high && k.b >= q.b_low &&
                                                 k.b <= q.b_high && k.c >= q.c_low && k.c <= q.c_high));
@@ -64,20 +58,39 @@ template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists
   return any;
 }
 
-/// How many pairs of these runs attend. They must all be of listed tiles.
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k);
+/// attends() for a query and up to 64 keys at a time.
+class KeyBits {
+ public:
+  KeyBits(const Tiling& t, Index first, Index keys);
+  std::uint64_t of(std::size_t i) const;  // bit j: query i attends to key first + j
+
+ private:
+  struct Ordered {  // on an axis, or by rank
+    explicit Ordered(const std::vector<std::int32_t>& of_key);
+    std::uint64_t up_to(Index high) const;  // the keys whose number is not above
+    Index low, span;
+    std::vector<std::int32_t> number;  // ascending; empty: each from low on
+    std::vector<std::uint64_t> first;  // the keys of those in front
+  };
+  const Tiling& t_;
+  std::size_t axes_ = 0;
+  std::vector<Ordered> on_;           // by box and axis, and behind them by rank
+  std::vector<std::uint64_t> taken_;  // by box
+};
+
+/// How many pairs of these runs attend, or some number from `most` on. They must all be of listed
+/// tiles.
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most = 1 << 30);
 
 /// How entries differ from those that they were: their rows, names and numbers on the first axis,
 /// by so much.
 struct Moved {
   std::int32_t row = 0, name = 0, number = 0;
 };
-/// Appends entries of another tiling's queries, or keys: all that is told of them.
-void add_queries(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by = {});
-void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by = {});
-/// The same of all entries, with the tiles that they are in.
-void add_all_queries(Tiling& to, const Tiling& from, const Moved& by = {});
-void add_all_keys(Tiling& to, const Tiling& from, const Moved& by = {});
+/// Appends entries of another tiling's queries, or keys, and all that is told of them; null: all,
+/// with the tiles that they are in.
+void add_queries(Tiling& to, const Tiling& from, const TokenList* entries = nullptr, const Moved& by = {});
+void add_keys(Tiling& to, const Tiling& from, const TokenList* entries = nullptr, const Moved& by = {});
 
 /// Entries of a tiling's queries, or of its keys, and the tiles that these are cut into.
 struct Selection {

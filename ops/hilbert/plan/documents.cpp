@@ -133,38 +133,6 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
 
 // ---- a row as one part --------------------------------------------------------------------------
 
-/// What the tilings of some documents compare: a short one may need less than a long one.
-struct Tests {
-  std::int32_t boxes = 1;
-  std::array<bool, 3> axis{};
-  bool q_rank = false, k_rank = false;  // where they are not the names
-
-  void add(const Tiling& t) {
-    boxes = std::max(boxes, t.boxes);
-    for (std::size_t a = 0; a < axis.size(); ++a) axis[a] = axis[a] || !t.axis[a].key.empty();
-    q_rank = q_rank || !t.q_rank.empty(), k_rank = k_rank || !t.k_rank.empty();
-  }
-};
-/// The tiling with all of these tests: zeros pass those that it has not.
-static Tiling tested(Tiling t, const Tests& tests) {
-  if (tests.q_rank && t.q_rank.empty()) t.q_rank = t.q_names();
-  if (tests.k_rank && t.k_rank.empty()) t.k_rank = t.k_names();
-  const std::size_t boxes = at(tests.boxes), own = at(t.boxes);
-  for (std::size_t a = 0; a < t.axis.size(); ++a) {
-    const auto fill = [&](std::vector<std::int32_t>& list, std::size_t entries) {
-      std::vector<std::int32_t> filled(entries * boxes);
-      for (std::size_t i = 0; !list.empty() && i < filled.size(); ++i)  // boxes beyond the last are that again
-        filled[i] = list[i / boxes * own + std::min(i % boxes, own - 1)];
-      list = std::move(filled);
-    };
-    if (!tests.axis[a]) continue;
-    fill(t.axis[a].key, t.k_token.size());
-    fill(t.axis[a].low, t.q_token.size()), fill(t.axis[a].high, t.q_token.size());
-  }
-  t.boxes = tests.boxes;
-  return t;
-}
-
 /// A row's tiling as documents are appended, none of whose tiles has pairs with another's.
 struct RowTiling {
   Tiling tiling;
@@ -176,8 +144,8 @@ struct RowTiling {
       if (!list->empty())
         first = std::min(first, std::ranges::min(*list)), last = std::max(last, std::ranges::max(*list));
     const std::int32_t tiles_before = narrow(tiling.k_tile.size()), beyond = end - first;
-    add_all_queries(tiling, t, {place.q, place.k, beyond});
-    add_all_keys(tiling, t, {place.k, place.k, beyond});
+    add_queries(tiling, t, nullptr, {place.q, place.k, beyond});
+    add_keys(tiling, t, nullptr, {place.k, place.k, beyond});
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
       for (const Tiling::Ref ref : t.met.of(i))
         tiling.met.add(ref.tile + tiles_before, ref.tile + tiles_before + 1, ref.partial);
@@ -191,11 +159,8 @@ struct RowTiling {
 
 static std::vector<PlanPart> made_rows(const Plan& plan) {
   std::vector<std::pair<Tiling::Place, const PlanPart*>> documents;
-  std::vector<Tests> tests(plan.parts()[0].tilings.size());
-  for (const PlanPart& part : plan.parts()) {
+  for (const PlanPart& part : plan.parts())
     for (const Tiling::Place& place : part.places.list) documents.emplace_back(place, &part);
-    for (std::size_t i = 0; i < tests.size(); ++i) tests[i].add(part.tilings[i]);
-  }
   std::ranges::sort(documents);
   const bool each_row = plan.spec().documents.size() == 1;
   std::vector<PlanPart> rows;
@@ -203,9 +168,9 @@ static std::vector<PlanPart> made_rows(const Plan& plan) {
     end = std::ranges::find_if(first, documents.end(), [&](const auto& d) { return d.first.row != first->first.row; });
     PlanPart& row = rows.emplace_back(PlanPart{plan.length(), plan.queries()});
     if (!each_row) row.places = {{{first->first.row, 0, 0}}, false};
-    for (std::size_t i = 0; i < tests.size(); ++i) {
+    for (std::size_t i = 0; i < first->second->tilings.size(); ++i) {
       RowTiling made;
-      for (const auto& [place, part] : std::span(first, end)) made.add(tested(part->tilings[i], tests[i]), place);
+      for (const auto& [place, part] : std::span(first, end)) made.add(part->tilings[i], place);
       row.tilings.push_back(std::move(made.tiling));
     }
     mark_known_rows(plan, row);

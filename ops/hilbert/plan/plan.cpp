@@ -381,7 +381,7 @@ static Index rows_with_keys(const Plan& plan, const PlanPart& part) {
           Index& its = heads[at(t.q_token[at(q)])];
           for (const Tiling::Ref ref : t.met.of(i)) {
             if (its != head) break;  // it has a key, or lacked one before
-            its += !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)]) > 0;
+            its += !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)], 1) > 0;
           }
         }
     }

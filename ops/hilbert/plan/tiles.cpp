@@ -34,6 +34,7 @@ class Builder {
     fill_ranks();
     const bool lists_tell_all = alone && b_.dimensions() == 0;  // of a set without axes
     if (!lists_tell_all && g_.length() > 0) boxes();
+    if (t_.causal && !g_.met && !t_.group.empty()) counts_ahead_ = true, count_groups();
     find_tiles();
     if (g_.met) group_with_prefix();
     name_rows();
@@ -234,8 +235,11 @@ class Builder {
       else rules.push_back(rule_of_axes(b));
     }
     if (rules.empty()) return void(axes_ = 0);  // a list of blocks may be empty
-    // A number on each axis is a key: those of a query are as many as its intervals say.
-    counts_ahead_ = alternatives_.size() == 1 && !t_.causal;
+    // A number on each axis is a key: a query has as many as its intervals say. On one axis, ranks
+    // may be these numbers.
+    const bool ranked = !g_.order || (g_.spec.causality == Causality::curve) != g_.by_token;
+    counts_ahead_ = alternatives_.size() == 1 &&
+                    (!t_.causal || (!g_.met && ranked && b_.dimensions() == 1 && b_.axes[0].dilation == 1));
     boxes_.resize(rules.size()), t_.boxes = narrow(rules.size());
     for (std::size_t axis = 0; axis < axes_; ++axis) {
       t_.axis[axis].key.assign(t_.k_token.size() * rules.size(), kTaken);  // as the prefix has it
@@ -264,7 +268,8 @@ class Builder {
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = on(t_.q_token[row] - outside_, axis, true);
         t_.axis[axis].low[entry] = narrow(m.numbers.low), t_.axis[axis].high[entry] = narrow(m.numbers.high);
-        numbers *= std::max<Index>(m.numbers.high - m.numbers.low + 1, 0);
+        const Index high = t_.causal ? std::min(m.numbers.high, m.number) : m.numbers.high;
+        numbers *= std::max<Index>(high - m.numbers.low + 1, 0);
         if (m.numbers.low <= m.numbers.high) reach[axis][tile].cover(m.cells);
       }
       if (counts_ahead_) t_.pairs += numbers;
@@ -273,6 +278,20 @@ class Builder {
       std::fill_n(keys[axis].begin(), prefix_.k_tiles, Extremes{kTaken, kTaken});
       std::fill_n(reach[axis].begin(), prefix_.q_tiles, Extremes{0, narrow(g_.length())});
       boxes_[at(box)].cells.push_back({reach[axis], reach[axis], levels(std::move(keys[axis]))});
+    }
+  }
+
+  /// The pairs of causal groups, whose lists may be long.
+  void count_groups() {
+    const TokenList &asking = t_.q_ranks(), &asked = t_.k_ranks();
+    for (const auto& [q, k] : t_.group) {
+      Tokens keys;
+      for (Index j = k.begin; !asked.counts_up() && j < k.end; ++j) keys.push_back(asked[at(j)]);
+      if (!std::ranges::is_sorted(keys)) std::ranges::sort(keys);
+      for (Index i = q.begin; i < q.end; ++i)
+        t_.pairs += asked.counts_up()
+                        ? std::clamp<Index>(Index{asking[at(i)]} - asked[at(k.begin)] + 1, 0, k.end - k.begin)
+                        : std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
     }
   }
 
@@ -407,24 +426,13 @@ class Builder {
     if (!counts_ahead_) t_.pairs += pairs;
   }
 
-  /// The pairs of these queries with a tile of keys, or some where all are counted already. On axes
-  /// most queries miss a tile altogether.
+  /// The pairs of these queries with a tile of keys; where all are counted already, whether there
+  /// are some, which extremes of ranks have told.
   Index counted(Range q, Index tile) const {
     const Range k = t_.k_tile[at(tile)];
-    if (axes_ == 0) return count_pairs(t_, q, k);
-    Index n = 0;
-    for (std::int32_t i = q.begin; i < q.end && !(counts_ahead_ && n > 0); ++i) {
-      const auto misses = [&](Index box) {
-        const auto fails = [&](std::size_t axis) {
-          const auto [low, high] = boxes_[at(box)].numbers[axis].key[0][at(tile)];
-          const std::size_t entry = at(i * t_.boxes + box);
-          return high != kTaken && (low > t_.axis[axis].high[entry] || high < t_.axis[axis].low[entry]);
-        };
-        return std::ranges::any_of(std::views::iota(std::size_t{0}, axes_), fails);
-      };
-      if (!std::ranges::all_of(std::views::iota(0, t_.boxes), misses)) n += count_pairs(t_, {i, i + 1}, k);
-    }
-    return n;
+    if (!counts_ahead_) return count_pairs(t_, q, k);
+    return axes_ == 0 || attends(t_, at(q.begin), at(k.begin)) || attends(t_, at(q.end - 1), at(k.end - 1)) ||
+           count_pairs(t_, q, k, 1) > 0;
   }
 
   /// With a prefix that all meet, one group of all is a group again, and no other.

@@ -1,4 +1,5 @@
 // Lists of tiles, attended pairs of tiles, and entries of tilings that others take.
+#include <bit>
 #include <limits>
 #include <utility>
 #include "core/error.h"
@@ -35,37 +36,55 @@ Tiling::Lists Tiling::Lists::transposed(std::size_t tiles) const {
   return out;
 }
 
-/// Pairs whose key ranks no higher than the query, in linear time where both lists ascend.
-static Index count_by_rank(const Tiling& t, Tiling::Range q, Tiling::Range k) {
-  Index n = 0;
-  if (t.q_ranks().counts_up() && t.k_ranks().counts_up()) {
-    const Index first = t.k_ranks()[at(k.begin)], keys = k.end - k.begin;
-    for (auto i = q.begin; i < q.end; ++i) n += std::clamp<Index>(t.q_ranks()[at(i)] - first + 1, 0, keys);
-    return n;
+KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ranges::min(of_key)) {
+  span = std::ranges::max(of_key) - low + 1;
+  if (constexpr Index kMost = 256; span > kMost) std::ranges::sort(number = of_key);
+  first.resize(number.empty() ? at(span) + 1 : of_key.size() + 1);
+  for (std::size_t j = 0; j < of_key.size(); ++j) {
+    const Index i = number.empty() ? of_key[j] - low : std::ranges::lower_bound(number, of_key[j]) - number.begin();
+    first[at(i + 1)] |= std::uint64_t{1} << j;
   }
-  const auto sorted = [](const TokenList& ranks, Tiling::Range r) {
-    std::vector<std::int32_t> some(at(r.end - r.begin));
-    for (auto i = r.begin; i < r.end; ++i) some[at(i - r.begin)] = ranks[at(i)];
-    if (!std::ranges::is_sorted(some)) std::ranges::sort(some);
-    return some;
-  };
-  const std::vector<std::int32_t> keys = sorted(t.k_ranks(), k);
-  auto end = keys.begin();
-  for (const std::int32_t rank : sorted(t.q_ranks(), q)) {
-    while (end != keys.end() && *end <= rank) ++end;
-    n += end - keys.begin();
-  }
-  return n;
+  for (std::size_t i = 1; i < first.size(); ++i) first[i] |= first[i - 1];
+}
+std::uint64_t KeyBits::Ordered::up_to(Index high) const {
+  return first[at(number.empty() ? std::clamp<Index>(high - low + 1, 0, span)
+                                 : std::ranges::upper_bound(number, high) - number.begin())];
 }
 
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k) {
-  // Causal segments and dense: most of what is counted in a long plan.
-  if (t.causal && t.axis[0].key.empty()) return count_by_rank(t, q, k);
+KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
+  std::vector<std::int32_t> numbers(at(keys));
+  const auto order = [&](const auto& list, Index step, Index box) {
+    for (Index j = 0; j < keys; ++j) numbers[at(j)] = list[at((first + j) * step + box)];
+    on_.emplace_back(numbers);
+  };
+  while (axes_ < t.axis.size() && !t.axis[axes_].key.empty()) ++axes_;
+  for (Index box = 0; box < t.boxes; ++box) {
+    taken_.push_back(axes_ > 0 ? 0 : ~std::uint64_t{0} >> (64 - keys));
+    for (Index j = 0; axes_ > 0 && j < keys; ++j)
+      taken_.back() |= std::uint64_t{t.axis[0].key[at((first + j) * t.boxes + box)] == kTaken} << j;
+    for (std::size_t axis = 0; axis < axes_; ++axis) order(t.axis[axis].key, t.boxes, box);
+  }
+  if (t.causal) order(t.k_ranks(), 1, 0);
+}
+std::uint64_t KeyBits::of(std::size_t i) const {
+  std::uint64_t any = 0;
+  for (std::size_t box = 0, boxes = taken_.size(); box < boxes; ++box) {
+    std::uint64_t met = axes_ > 0 ? ~std::uint64_t{0} : 0;
+    for (std::size_t axis = 0; axis < axes_ && met != 0; ++axis) {
+      const Ordered& keys = on_[box * axes_ + axis];
+      const Tiling::Axis& its = t_.axis[axis];
+      met &= keys.up_to(its.high[i * boxes + box]) & ~keys.up_to(Index{its.low[i * boxes + box]} - 1);
+    }
+    any |= met | taken_[box];
+  }
+  return t_.causal ? any & on_.back().up_to(t_.q_ranks()[i]) : any;
+}
+
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most) {
   Index n = 0;
-  for (std::int32_t i = q.begin; i < q.end; ++i) {
-    const QueryBounds bounds = bounds_of(t, at(i));
-    for (std::int32_t j = k.begin; j < k.end; ++j)
-      n += t.boxes == 1 ? attends(bounds, place_of(t, at(j))) : attends(t, at(i), at(j));
+  for (std::int32_t j = k.begin; j < k.end; j += 64) {
+    const KeyBits keys(t, j, std::min(k.end - j, 64));
+    for (std::int32_t i = q.begin; i < q.end && n < most; ++i) n += std::popcount(keys.of(at(i)));
   }
   return n;
 }
@@ -78,11 +97,10 @@ static void add_list(TokenList& to, const TokenList& from, const TokenList& entr
 static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from, const TokenList& entries,
                      Index boxes, std::int32_t by) {
   if (from.empty()) return;
+  std::size_t end = to.size();
+  to.resize(end + entries.size() * at(boxes));
   for (const std::int32_t i : entries)
-    for (Index box = 0; box < boxes; ++box) {
-      const std::int32_t x = from[at(i * boxes + box)];
-      to.push_back(x == kTaken ? x : x + by);
-    }
+    for (Index x = i * boxes; x < (i + 1) * boxes; ++x) to[end++] = from[at(x)] == kTaken ? kTaken : from[at(x)] + by;
 }
 
 namespace {
@@ -99,8 +117,14 @@ const SideFields kQuerySide{&Tiling::q_token, &Tiling::q_name,  &Tiling::q_rank,
 const SideFields kKeySide{&Tiling::k_token, &Tiling::k_name,  &Tiling::k_rank,
                           &Tiling::k_tile,  &Tiling::k_known, {&Tiling::Axis::key}};
 
-void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
+void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const TokenList* some, const Moved& by) {
   const TokenList &token = from.*side.token, &name = from.*side.name;
+  TokenList all;
+  if (!some) all.append(0, token.size());
+  const TokenList& entries = some ? *some : all;
+  const auto before = narrow((to.*side.token).size());
+  for (const Tiling::Range& r : from.*side.tile)
+    if (!some) (to.*side.tile).push_back({before + r.begin, before + r.end});
   to.causal = from.causal, to.boxes = from.boxes;
   const bool named = !(to.*side.name).empty() || !name.empty() || by.row != by.name;
   if (named && (to.*side.name).empty()) to.*side.name = to.*side.token;
@@ -111,36 +135,24 @@ void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const T
     for (const auto list : side.on_axis)
       add_axis(to.axis[a].*list, from.axis[a].*list, entries, from.boxes, a == 0 ? by.number : 0);
 }
-void add_all(const SideFields& side, Tiling& to, const Tiling& from, const Moved& by) {
-  const auto before = narrow((to.*side.token).size());
-  for (const Tiling::Range& r : from.*side.tile) (to.*side.tile).push_back({before + r.begin, before + r.end});
-  TokenList all;
-  all.append(0, (from.*side.token).size());
-  add_entries(side, to, from, all, by);
-}
 
 }  // namespace
 
-void add_queries(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
+void add_queries(Tiling& to, const Tiling& from, const TokenList* entries, const Moved& by) {
   add_entries(kQuerySide, to, from, entries, by);
 }
-void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
+void add_keys(Tiling& to, const Tiling& from, const TokenList* entries, const Moved& by) {
   add_entries(kKeySide, to, from, entries, by);
 }
-void add_all_queries(Tiling& to, const Tiling& from, const Moved& by) { add_all(kQuerySide, to, from, by); }
-void add_all_keys(Tiling& to, const Tiling& from, const Moved& by) { add_all(kKeySide, to, from, by); }
 
 Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* keys, Tiling::Lists met) {
   Tiling out;
   for (const auto& [side, rows] : {std::pair(&kQuerySide, queries), std::pair(&kKeySide, keys)}) {
-    if (rows) {
-      add_entries(*side, out, t, rows->entries, {});
-      add_axis(out.*side->known, t.*side->known, rows->entries, 1, 0);
-      out.*side->tile = rows->tiles;
-    } else {
-      add_all(*side, out, t, {});
-      out.*side->known = t.*side->known;
-    }
+    add_entries(*side, out, t, rows ? &rows->entries : nullptr, {});
+    out.*side->known = rows ? std::vector<std::int32_t>() : t.*side->known;
+    if (!rows) continue;
+    add_axis(out.*side->known, t.*side->known, rows->entries, 1, 0);
+    out.*side->tile = rows->tiles;
   }
   out.grids = t.grids, out.met = std::move(met), out.pairs = t.pairs;
   return out;

@@ -76,7 +76,7 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   };
   out.grids = t.grids;
   const Side q = keep(t.q_token, t.q_tile, q_row, out.q_tile), k = keep(t.k_token, t.k_tile, k_row, out.k_tile);
-  add_queries(out, t, q.kept), add_keys(out, t, k.kept);
+  add_queries(out, t, &q.kept), add_keys(out, t, &k.kept);
   place(out.q_token, out.q_name, q_row), place(out.k_token, out.k_name, k_row);
 
   for (std::size_t i = 0; i < t.q_tile.size(); ++i) {

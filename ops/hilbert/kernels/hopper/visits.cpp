@@ -3,8 +3,8 @@
 #include "ops/hilbert/kernels/hopper/visits.h"
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -43,6 +43,13 @@ Bits transposed(Bits x) {
   return x;
 }
 
+using List = std::vector<std::int32_t>;
+struct Hash {
+  template <class L> std::size_t operator()(const L& list) const {
+    return std::hash<std::string_view>()({reinterpret_cast<const char*>(list.data()), list.size() * sizeof(list[0])});
+  }
+};
+
 class Masks {
  public:
   Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {
@@ -60,11 +67,6 @@ class Masks {
   bool compares = false;  // there was no room for a mask
 
  private:
-  struct Hash {
-    std::size_t operator()(const Bits& bits) const {
-      return std::hash<std::string_view>()({reinterpret_cast<const char*>(bits.data()), sizeof(bits)});
-    }
-  };
   static std::uint32_t word(const Bits& bits, std::size_t thread) {
     std::uint32_t out = 0;
     for (std::size_t h = 0; h < 2; ++h) {
@@ -97,13 +99,15 @@ void take(VisitSide& side, std::vector<Owner>& owners, std::vector<VisitList>& l
     Owner& own = owners[i];
     own.first = narrow(side.visit.size()), own.visits = narrow(lists[i].size());
     side.visit.insert(side.visit.end(), lists[i].begin(), lists[i].end());
-    std::array<bool, 2> met{};  // by the halves, in a pair of steps
-    for (const VisitSide::Visit& visit : lists[i])
-      for (std::int32_t row = 0; row < visit.rows; row += kCell, ++own.steps) {
-        if (own.steps % 2 == 0) met = {};
-        for (std::size_t half = 0; half < 2; ++half)
-          if (visit.cell[half] != Visits::kEmpty) ++side.cells, side.cells_wide += met[half] ? 0 : 2, met[half] = true;
-      }
+    std::array<std::int32_t, 2> met{-1, -1};  // by the halves: the last pair of steps
+    for (const VisitSide::Visit& visit : lists[i]) {
+      const std::int32_t first = own.steps / 2, steps = (visit.rows + kCell - 1) / kCell;
+      own.steps += steps;
+      const std::int32_t last = (own.steps - 1) / 2;
+      for (std::size_t half = 0; half < 2; ++half)
+        if (visit.cell[half] != Visits::kEmpty)
+          side.cells += steps, side.cells_wide += 2 * (last - std::max(first - 1, met[half])), met[half] = last;
+    }
     lists[i] = {};
   }
   side.owner = std::move(owners);
@@ -139,99 +143,71 @@ void cut(VisitSide& side, Index least) {
   std::ranges::stable_sort(side.part, std::greater<>(), &Owner::steps);
 }
 
-/// Up to 64 keys by a number that each has.
-class Ordered {
- public:
-  template <class Number> Ordered(std::int32_t n, const Number& number) : n_(n) {
-    std::array<std::pair<std::int32_t, std::int32_t>, at(kCell)> order;
-    for (std::int32_t j = 0; j < n; ++j) order[at(j)] = {number(j), j};
-    std::sort(order.begin(), order.begin() + n);
-    for (std::int32_t j = 0; j < n; ++j) {
-      number_[at(j)] = order[at(j)].first;
-      first_[at(j) + 1] = first_[at(j)] | std::uint64_t{1} << order[at(j)].second;
-    }
-  }
-  /// The keys whose number is not above `high`; and those of them that are not below `low`.
-  std::uint64_t up_to(std::int32_t high) const {
-    return first_[at(std::upper_bound(number_.begin(), number_.begin() + n_, high) - number_.begin())];
-  }
-  std::uint64_t within(std::int32_t low, std::int32_t high) const {
-    return up_to(high) & ~first_[at(std::lower_bound(number_.begin(), number_.begin() + n_, low) - number_.begin())];
-  }
-
- private:
-  std::ptrdiff_t n_;
-  std::array<std::int32_t, at(kCell)> number_{};
-  std::array<std::uint64_t, at(kCell) + 1> first_{};  // the bits of so many
-};
-
-/// attends() for a query and up to 64 keys at a time.
-class KeyBits {
- public:
-  KeyBits(const Tiling& t, std::int32_t row, std::int32_t rows) : t_(t), boxes_(at(t.boxes)) {
-    if (t.causal) ranks_.emplace(rows, [&](std::int32_t j) { return t.k_ranks()[at(row + j)]; });
-    const auto number = [&](std::size_t axis, std::size_t box, std::int32_t j) {
-      return t.axis[axis].key[at(row + j) * boxes_ + box];
-    };
-    while (axes_ < 3 && !t.axis[axes_].key.empty()) ++axes_;
-    for (std::size_t box = 0; box < boxes_; ++box) {
-      taken_.push_back(0);
-      for (std::size_t axis = 0; axis < axes_; ++axis)
-        on_.emplace_back(rows, [&](std::int32_t j) { return number(axis, box, j); });
-      for (std::int32_t j = 0; axes_ > 0 && j < rows; ++j)
-        taken_[box] |= std::uint64_t{number(0, box, j) == kTaken} << j;
-    }
-  }
-  /// Bits of the keys that query i attends to.
-  std::uint64_t of(std::size_t i) const {
-    std::uint64_t any = 0;
-    for (std::size_t box = 0; box < boxes_; ++box) {
-      std::uint64_t met = ~std::uint64_t{0};
-      for (std::size_t axis = 0; axis < axes_; ++axis) {
-        const Tiling::Axis& its = t_.axis[axis];
-        met &= on_[box * axes_ + axis].within(its.low[i * boxes_ + box], its.high[i * boxes_ + box]);
-      }
-      any |= met | taken_[box];
-    }
-    return ranks_ ? any & ranks_->up_to(t_.q_ranks()[i]) : any;
-  }
-
- private:
-  const Tiling& t_;
-  std::size_t boxes_, axes_ = 0;
-  std::optional<Ordered> ranks_;
-  std::vector<Ordered> on_;  // by box, then axis
-  std::vector<std::uint64_t> taken_;
-};
-
 /// The pairs of two owners, by halves of queries and of keys.
-struct OwnerPairs {
-  bool full = false;  // all that 128 rows have with 128; no bits say so
-  std::array<std::array<Bits, 2>, 2> bits{};
+using OwnerPairs = std::array<std::array<Bits, 2>, 2>;
+
+/// Owners of a side by what attends() compares of their rows. Those of one number differ at most in
+/// where that begins: both sides' being as far apart, they attend alike.
+struct Shapes {
+  List number, first;           // by owner; by owner and comparison
+  std::size_t comparisons = 0;  // of an owner
+  Shapes(const Tiling& t, const std::vector<Owner>& owners, bool asking) {
+    constexpr std::int32_t kTakenHere = std::numeric_limits<std::int32_t>::min();  // no difference
+    std::unordered_map<List, std::int32_t, Hash> known;
+    const TokenList& ranks = asking ? t.q_ranks() : t.k_ranks();
+    const auto boxes = at(t.boxes);
+    List its;
+    for (const Owner& own : owners) {
+      const std::size_t begin = at(own.row), end = begin + at(own.rows);
+      its = {own.rows};
+      if (t.causal) first.push_back(ranks[begin]);
+      for (auto i = begin; t.causal && !ranks.counts_up() && i < end; ++i) its.push_back(ranks[i] - ranks[begin]);
+      for (const Tiling::Axis& axis : t.axis)
+        for (std::size_t box = 0; !axis.key.empty() && box < boxes; ++box) {
+          const List& from = asking ? axis.low : axis.key;
+          first.push_back(from[begin * boxes + box]);
+          for (std::size_t i = begin * boxes + box; i < end * boxes; i += boxes) {
+            its.push_back(!asking && from[i] == kTaken ? kTakenHere : from[i] - first.back());
+            if (asking) its.push_back(axis.high[i] - first.back());
+          }
+        }
+      number.push_back(known.try_emplace(its, narrow(known.size())).first->second);
+    }
+    comparisons = owners.empty() ? 0 : first.size() / owners.size();
+  }
 };
 
 /// Owners of queries and of keys, and the pairs that they have in the tiles that are listed.
 class OwnerWalk {
  public:
   OwnerWalk(const Tiling& t, bool merges)
-      : queries(t.q_tile, merges), keys(t.k_tile, merges), t_(t), bits_(keys.owner.size()) {}
+      : queries(t.q_tile, merges), keys(t.k_tile, merges), t_(t), bits_(keys.owner.size()) {
+    if (t.met.partial > 0) shapes_.emplace_back(t, queries.owner, true), shapes_.emplace_back(t, keys.owner, false);
+  }
   Cut queries, keys;
 
-  /// f(number of an owner of queries, that of one of keys, their pairs), ascending.
-  template <class F> void each(const F& f) {
+  /// f(number of an owner of queries, that of one of keys, what `make` makes of their pairs),
+  /// ascending. What is alike is made once.
+  template <class Make, class F> void each(const Make& make, const F& f) {
+    std::unordered_map<List, decltype(make(OwnerPairs{})), Hash> known;
+    auto found = known.end();
     std::vector<ListedTile> listed;
+    List key;
     for (std::size_t q = 0; q < queries.owner.size(); ++q) {
       const Owner& own = queries.owner[q];
       listed.clear();
       for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
         for (const Tiling::Ref ref : t_.met.of(at(tile)))
           listed.push_back({at(keys.of[at(ref.tile)]), tile, ref.tile, ref.partial});
-      std::ranges::stable_sort(listed, {}, &ListedTile::keys);
-      for (std::span<const ListedTile> rest = listed; !rest.empty();) {
-        const std::size_t k = rest[0].keys;
-        const auto n = at(std::ranges::upper_bound(rest, k, {}, &ListedTile::keys) - rest.begin());
-        f(q, k, pairs_of(own, keys.owner[k], rest.first(n)));
-        rest = rest.subspan(n);
+      if (own.tiles > 1) std::ranges::stable_sort(listed, {}, &ListedTile::keys);
+      for (std::size_t first = 0, end = 0; first < listed.size(); first = end) {
+        const std::size_t k = listed[first].keys;
+        while (end < listed.size() && listed[end].keys == k) ++end;
+        const std::span its = std::span(listed).subspan(first, end - first);
+        name(key, q, k, its);
+        if (found == known.end() || key != found->first) found = known.find(key);
+        if (found == known.end()) found = known.emplace(key, make(pairs_of(own, keys.owner[k], its))).first;
+        f(q, k, found->second);
       }
     }
   }
@@ -242,12 +218,22 @@ class OwnerWalk {
     std::int32_t q_tile, k_tile;
     bool partial;
   };
+  /// All that the pairs of two owners depend on.
+  void name(List& key, std::size_t q, std::size_t k, std::span<const ListedTile> listed) const {
+    key.clear();
+    const std::int32_t row = queries.owner[q].row, column = keys.owner[k].row;
+    for (const ListedTile& tile : listed) {
+      const Tiling::Range x = t_.q_tile[at(tile.q_tile)], y = t_.k_tile[at(tile.k_tile)];
+      key.insert(key.end(), {x.begin - row, x.end - row, y.begin - column, y.end - column, tile.partial});
+    }
+    if (std::ranges::none_of(listed, &ListedTile::partial)) return;
+    key.insert(key.end(), {shapes_[0].number[q], shapes_[1].number[k]});
+    const std::size_t n = shapes_[0].comparisons;
+    for (std::size_t i = 0; i < n; ++i) key.push_back(shapes_[0].first[q * n + i] - shapes_[1].first[k * n + i]);
+  }
   OwnerPairs pairs_of(const Owner& q, const Owner& k, std::span<const ListedTile> listed) {
-    OwnerPairs out;
-    out.full = listed.size() == 1 && !listed[0].partial && q.tiles == 1 && k.tiles == 1 && q.rows == Visits::kOwner &&
-               k.rows == Visits::kOwner;
-    for (const ListedTile& tile : listed)
-      if (!out.full) add(tile, q, k, out);
+    OwnerPairs out{};
+    for (const ListedTile& tile : listed) add(tile, q, k, out);
     return out;
   }
   void add(const ListedTile& tile, const Owner& q, const Owner& k, OwnerPairs& out) {
@@ -260,13 +246,14 @@ class OwnerWalk {
       const std::uint64_t all =
           ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
       for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
-        out.bits[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
+        out[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
             tile.partial ? all & halves[at(half)].of(at(i)) : all;
     }
     if (t_.boxes > kFewBoxes) halves.clear();
   }
 
   const Tiling& t_;
+  std::vector<Shapes> shapes_;              // of queries, of keys; where tiles are partial
   std::vector<std::vector<KeyBits>> bits_;  // of each owner of keys, by halves; kept where boxes are few
   static constexpr std::int32_t kFewBoxes = 4;
 };
@@ -312,27 +299,32 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
   std::vector<Owner>&queries = cells.queries.owner, &keys = cells.keys.owner;
   std::vector<VisitList> of_queries(queries.size()), of_keys(keys.size());
   std::vector<Index> owners(queries.size());  // of keys, that each meets
-  cells.each([&](std::size_t q, std::size_t k, const OwnerPairs& pairs) {
+  struct Met {
     HalfCells by_query, by_key;
-    const Index all = Index{queries[q].rows} * keys[k].rows;
-    Index n = pairs.full ? all : 0;
+    Index pairs = 0;
+  };
+  const auto cells_of = [&](const OwnerPairs& pairs) {
+    Met met;
     for (std::size_t a = 0; a < 2; ++a)
       for (std::size_t b = 0; b < 2; ++b) {
-        const Bits& bits = pairs.bits[a][b];
-        by_query[b][a] = pairs.full ? std::uint16_t{Visits::kFull} : masks.cell_of(bits);
-        by_key[a][b] = pairs.full ? std::uint16_t{Visits::kFull} : masks.cell_of(transposed(bits));
-        for (std::size_t row = 0; !pairs.full && row < bits.size(); ++row) n += std::popcount(bits[row]);
+        met.by_query[b][a] = masks.cell_of(pairs[a][b]), met.by_key[a][b] = masks.cell_of(transposed(pairs[a][b]));
+        for (const std::uint64_t row : pairs[a][b]) met.pairs += std::popcount(row);
       }
-    out.pairs += n, out.mixed = out.mixed || n != all, ++owners[q];
-    if (!add_steps(of_keys[k], queries[q], by_key)) out.one_owner = false;
-    add_steps(of_queries[q], keys[k], by_query);
+    return met;
+  };
+  cells.each(cells_of, [&](std::size_t q, std::size_t k, const Met& met) {
+    out.pairs += met.pairs, ++owners[q];
+    out.mixed = out.mixed || met.pairs != Index{queries[q].rows} * keys[k].rows;
+    if (!add_steps(of_keys[k], queries[q], met.by_key)) out.one_owner = false;
+    add_steps(of_queries[q], keys[k], met.by_query);
   });
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && merges) return visits_of_owners(t, most, portion, false);
   out.one_owner = out.one_owner && std::ranges::count(owners, 1) == std::ssize(owners);
-  for (const Owner& own : keys)
-    for (std::int32_t r = 0; r < own.rows; ++r)
-      out.eights = out.eights && t.k_names()[at(own.row + r)] == (t.k_names()[at(own.row + r / 8 * 8)] & ~7) + r % 8;
+  const TokenList& names = t.k_names();
+  for (const Owner& own : keys)  // of names that count up, the first says it of all
+    for (std::int32_t r = 0; out.eights && r < own.rows; r += names.counts_up() ? own.rows : 1)
+      out.eights = names[at(own.row + r)] == (names[at(own.row + r / 8 * 8)] & ~7) + r % 8;
   const bool small = std::ranges::all_of(keys, [](const Owner& own) { return own.rows <= kCell; });
   const auto finish = [&](VisitSide& side, std::vector<Owner>& its, std::vector<VisitList>& lists, Index least) {
     take(side, its, lists);
@@ -352,22 +344,26 @@ std::vector<RowsMet> rows_met(OwnerWalk& cells, bool keys_own, Index& n) {
   constexpr Index kMost = 1 << 22;
   std::vector<RowsMet> out((keys_own ? cells.keys : cells.queries).owner.size());
   Index all = 0;
-  cells.each([&](std::size_t q, std::size_t k, const OwnerPairs& pairs) {
+  using Columns = std::array<std::array<std::uint64_t, 2>, 2>;  // of the other's halves, those that each half meets
+  const auto columns_of = [&](const OwnerPairs& pairs) {
+    Columns columns{};
+    for (std::size_t other = 0; other < 2; ++other)
+      for (std::size_t half = 0; half < 2; ++half) {
+        const Bits& bits = keys_own ? pairs[other][half] : pairs[half][other];
+        for (std::size_t row = 0; row < bits.size(); ++row)
+          columns[other][half] |= keys_own ? std::uint64_t{bits[row] != 0} << row : bits[row];
+      }
+    return columns;
+  };
+  cells.each(columns_of, [&](std::size_t q, std::size_t k, const Columns& columns) {
     if (all > kMost) return;
     RowsMet& its = out[keys_own ? k : q];
     const std::int32_t first = (keys_own ? cells.queries.owner[q] : cells.keys.owner[k]).row;
     for (std::size_t other = 0; other < 2; ++other) {
-      std::array<std::uint64_t, 2> columns{};  // of the other's half, those that each half meets
-      for (std::size_t half = 0; half < 2; ++half) {
-        const Bits& bits = keys_own ? pairs.bits[other][half] : pairs.bits[half][other];
-        if (pairs.full) columns[half] = ones(kCell);
-        for (std::size_t row = 0; row < bits.size(); ++row)
-          columns[half] |= keys_own ? std::uint64_t{bits[row] != 0} << row : bits[row];
-        n += columns[half] != 0;
-      }
-      for (std::uint64_t any = columns[0] | columns[1]; any != 0; any &= any - 1) {
+      n += std::ranges::count_if(columns[other], [](std::uint64_t met) { return met != 0; });
+      for (std::uint64_t any = columns[other][0] | columns[other][1]; any != 0; any &= any - 1) {
         const auto column = std::countr_zero(any);
-        const bool a = columns[0] >> column & 1, b = columns[1] >> column & 1;
+        const bool a = columns[other][0] >> column & 1, b = columns[other][1] >> column & 1;
         its[a ? b : 2].push_back(first + narrow(other) * kCell + column), ++all;
       }
     }
