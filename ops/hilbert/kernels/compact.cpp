@@ -91,20 +91,23 @@ class Compactor {
  public:
   Compactor(const Tiling& t, const Codes& codes, bool by_pairs)
       : t_(t), codes_(codes), by_pairs_(by_pairs), whole_(t.k_tile.size(), -1) {
-    add_queries(*out_, t);
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces_));
+    pieces_ = joined(std::move(pieces_));
+    for (const Piece& p : pieces_) cost_ += cost_of_piece(p);
+  }
+  Index cost() const { return cost_; }
+  std::unique_ptr<const Compact> take() {
+    add_queries(*out_, t_);
     out_->q_tile.clear();
-    out_->grids = t.grids, out_->pairs = t.pairs;
-    std::vector<Piece> pieces;
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces));
-    for (const Piece& p : joined(std::move(pieces))) add(p);
+    out_->grids = t_.grids, out_->pairs = t_.pairs;
+    for (const Piece& p : pieces_) add(p);
     out_->keys_begin.push_back(narrow(out_->keys.size()));
     for (TokenList* list : {&out_->q_token, &out_->k_token, &out_->q_name, &out_->k_name, &out_->q_rank, &out_->k_rank})
       list->store();
     make_runs();
     take_turns();
+    return std::move(out_);
   }
-  std::unique_ptr<const Compact> take() { return std::move(out_); }
-  Index cost() const { return cost_; }
 
  private:
   // Lists that are taped's are joined to groups later, whose costs are others.
@@ -168,8 +171,7 @@ class Compactor {
   /// Those of some keys that a query of a piece asks for.
   void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
     std::array<std::uint64_t, kStep> of_query{};
-    const std::uint64_t all = ~std::uint64_t{0} >> (64 - n);
-    std::uint64_t any = 0;
+    std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
     for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? keys.of(at(p.q.begin + i)) : all;
     for (; any != 0; any &= any - 1) {
       const int j = std::countr_zero(any);
@@ -212,7 +214,6 @@ class Compactor {
 
   // ---- what was chosen
   void add(const Piece& p) {
-    cost_ += cost_of_piece(p);
     out_->q_tile.push_back(p.q);
     out_->keys_begin.push_back(narrow(out_->keys.size()));
     if (p.full > 0)
@@ -334,6 +335,7 @@ class Compactor {
   const Codes& codes_;
   bool by_pairs_;
   std::unique_ptr<Compact> out_ = std::make_unique<Compact>();
+  std::vector<Piece> pieces_;
   Index cost_ = 0;
   List origin_;                          // of a key of out_: which of t_
   List whole_;                           // of a tile of t_: which of out_, or -1

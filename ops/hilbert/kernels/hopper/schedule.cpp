@@ -3,7 +3,6 @@
 #include "ops/hilbert/kernels/hopper/schedule.h"
 #include <algorithm>
 #include <span>
-#include <tuple>
 #include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/plan/attends.h"
 
@@ -26,9 +25,13 @@ std::vector<Tiling::Range> tiles_of(const VisitSide& queries, std::int32_t rows)
 /// Adds a step of an owner; what belongs to the tile of the one before joins it.
 void append(Schedule& out, const VisitSide::Owner& own, const std::vector<Tiling::Range>& tiles, std::int32_t row,
             const std::array<std::uint16_t, 2>& cell) {
-  const auto tile = std::ranges::upper_bound(tiles, row, {}, &Tiling::Range::begin) - tiles.begin() - 1;
+  const bool begins = std::ssize(out.meeting) == own.first;
+  Index tile = begins ? 0 : out.meeting.back().tile;  // or, as a rule, the next
+  if (!begins && tiles[at(tile)].end <= row) ++tile;
+  if (row < tiles[at(tile)].begin || row >= tiles[at(tile)].end)
+    tile = std::ranges::upper_bound(tiles, row, {}, &Tiling::Range::begin) - tiles.begin() - 1;
   const Tiling::Range rows = tiles[at(tile)];
-  if (std::ssize(out.meeting) == own.first || out.meeting.back().tile != tile)
+  if (begins || out.meeting.back().tile != tile)
     out.meeting.push_back({rows.begin, rows.end - rows.begin, 0, narrow(tile)});
   out.meeting.back().cell[at((row - rows.begin) / kCell)] = cell;
 }
@@ -54,8 +57,7 @@ Schedule schedule_of(const Visits& visits, Index queries) {
       for (std::int32_t row = 0; row < v.rows; row += kCell) append(out, own, tiles, v.row + row, v.cell);
     const auto met = std::span(out.meeting).subspan(at(own.first));
     for (Schedule::Meeting& m : met) m.turn = ranks[at(m.tile)]++ << Schedule::kRankShift | masked_halves(m, queries);
-    std::ranges::sort(met, {},
-                      [](const Schedule::Meeting& m) { return std::tuple(m.turn >> Schedule::kRankShift, -m.row); });
+    std::ranges::sort(met, {}, [](const auto& m) { return (Index{m.turn >> Schedule::kRankShift} << 32) - m.row; });
     own.visits = own.steps = narrow(met.size());
     out.complete = out.complete && !met.empty();
     out.owner.push_back(own);

@@ -304,9 +304,10 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
     Index pairs = 0;
   };
   const auto cells_of = [&](const OwnerPairs& pairs) {
-    Met met;
+    Met met{};
     for (std::size_t a = 0; a < 2; ++a)
       for (std::size_t b = 0; b < 2; ++b) {
+        if (pairs[a][b] == Bits{}) continue;
         met.by_query[b][a] = masks.cell_of(pairs[a][b]), met.by_key[a][b] = masks.cell_of(transposed(pairs[a][b]));
         for (const std::uint64_t row : pairs[a][b]) met.pairs += std::popcount(row);
       }
