@@ -213,7 +213,7 @@ const tiles = {
       box.classList.toggle("read", !pair && on(reads).includes(of) && here);
       box.classList.toggle("written", !pair && on(writes).includes(of) && here);
       box.classList.toggle("masked", pair && c.column > c.row);
-      box.classList.toggle("taped", pair && c.column <= c.row && visited);
+      box.classList.toggle("on-tape", pair && c.column <= c.row && visited);
     }
     title.textContent = { S: "S", W: "exp(S − m)", P: "P", dS: "dS" }[windows[name]] ?? "scores";
     (goesBack(step) ? ["L", "Δ", "dQ"] : ["m, L", "l", "a, O"]).forEach((text, i) => (heads[i].textContent = text));

@@ -6,8 +6,8 @@ const q_bytes = tokens * config.heads * config.head_dim * element, all_pairs = c
 const shown_ops = (ops) => (ops ?? []).filter((op) => !op.view);
 data.ways = Object.entries(data.modes).map(([name, m]) => ({
   ...m, name, ran: !m.skipped, one: m.nodes === 1, listed: shown_ops(m.tape), inside: shown_ops(m.inside_backward), peak: m.peak_bytes + data.input_bytes, total_ms: m.forward_ms + m.backward_ms }));
-const way = (name) => data.ways.find((w) => w.name === name && w.ran);
-page.by_ops = way("taped") ? "taped" : "dense";
+const ran = data.ways.filter((w) => w.ran), way = Object.fromEntries(ran.map((w) => [w.name, w])), { dense, taped, fused } = way;
+page.by_ops = (taped ?? dense)?.name;
 /** Two modes: what they keep and need, and products and time of the second, of the first's. */
 function compared(a, b) {
   const over = (x, y) => (y > 0 ? x / y : 0);
@@ -17,12 +17,12 @@ function compared(a, b) {
 /** A step with what a tape does, keeps and takes there, and its lines of hybrid and of the kernel that ran. */
 function step_of(step) {
   const pass = ["S", "L", "P", "O", "a"].includes(step.id) ? "forward" : "backward", kernel = page.kernels[pass];
-  const kept = way(page.by_ops)?.kept_by_symbol ?? {}, symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])];
+  const kept = way[page.by_ops]?.kept_by_symbol ?? {}, symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])];
   const in_parts = step.rule_of_parts && step.node in kept;
   const fused = step[kernel] ?? (kernel === "cpu_pairs" ? step.cpu : null), here = (i) => fused.first + i === fused.line;
   const of_node = data.steps.steps.filter((s) => s.node && s.node === step.node).map((s) => s.id);
   const sum = (list) => list.reduce((a, b) => a + b, 0);
-  const ops = (way(page.by_ops)?.tape ?? []).filter((op) => op.symbol && symbols.includes(op.symbol));
+  const ops = (way[page.by_ops]?.tape ?? []).filter((op) => op.symbol && symbols.includes(op.symbol));
   const others = pass === "backward" ? of_node.filter((id) => id !== step.id && id !== step.node) : [];
   return {
     ...step, pass, undone: of_node.join(" ") || step.id, hybrid: step.hybrid ?? null,
@@ -50,13 +50,12 @@ Object.assign(page, {
   on_cpu: config.device === "cpu", device: data.machine.devices.find((d) => d.startsWith(config.device)) ?? config.device,
   threads: data.machine.threads + (data.machine.threads === 1 ? " thread" : " threads"), routes: data.machine.routes.join(", "),
   agreement: Object.entries(data.naive_error).map(([tensor, naive]) => ({
-    tensor: symbol(tensor), naive, modes: data.ways.filter((w) => w.ran).map((w) => ({ name: w.name, ok: w.error[tensor].verdict === "ok", ...w.error[tensor] })) })),
+    tensor: symbol(tensor), naive, modes: ran.map((w) => ({ name: w.name, ok: w.error[tensor].verdict === "ok", ...w.error[tensor] })) })),
   mistakes: (data.broken.none ? data.steps.mistakes : []).map((m) => {
     const found = data.broken[m.name], unseen = m.name !== "none" && Object.values(found.error).every((e) => e.verdict === "ok");
     return { ...m, ...found, how: unseen ? "On this problem the mistake changes nothing that the judge can see." : m.how };
   }),
 });
-const [dense, taped, fused] = ["dense", "taped", "fused"].map(way), ran = data.ways.filter((w) => w.ran);
 page.two_steps = dense && taped && fused && { dense: dense.saved_bytes, taped: taped.saved_bytes, fused: fused.saved_bytes };
 page.by_chance = fused && Math.abs(fused.saved_bytes / page.score_bytes - 1) < 0.02;
 // Of what the machine multiplies, the most that a pass of a mode did.
@@ -124,7 +123,7 @@ function light(id = lit) {
 }
 for (const [name, m] of modes) smallCurve(places("card-" + name), name, m, 70, "");
 
-for (const { name, total_ms, peak } of data.ways.filter((w) => w.ran && (w.name === page.by_ops || w.name === "fused"))) {
+for (const { name, total_ms, peak } of ran.filter((w) => w.name === page.by_ops || w === fused)) {
   const dot = `<span class="dot" style="--color:var(--${name})"></span>`;
   const caption = `${dot}<b>${name}</b>: ${milliseconds(total_ms)}, up to ${bytes(peak)}`;
   smallCurve(places("steps"), name, data.modes[name], 90, caption);

@@ -411,7 +411,7 @@ void draw_prefix(Rng& r, PlanSpec& p) {
   const Index n = r.pick<Index>({1, 1, 2, 3, 4, 7, 16, kTile, kTile + 5});
   p.pattern.back().prefix = n;
   const bool folds = p.order.folds() && std::ranges::none_of(p.pattern, [](const Branch& b) {
-                       return b.on_grid() || b.kind == Kind::blocks;
+                       return b.on_grid() || b.kind == Kind::blocks || b.axes != Branch{}.axes;
                      });
   if (p.documents.empty() && folds && r.chance(5)) p.length = n + 1;
   else if (p.documents.empty()) p.length = std::max<Index>(p.length, 1) + n;
