@@ -281,12 +281,11 @@ def ci(figures):
              "|---|" + "---:|" * len(figures)]
     for name in lanes:
         there = [next((x for x in f["lanes"] if x["lane"] == name), None) for f in figures]
-        lines.append(f"| {name} | " + " | ".join(f"{x['build']} + {x['tests']}" if x else "" for x in there) + " |")
+        lines.append(f"| {name} | " + " | ".join(f"{x['build']}+{x['tests']}" if x else "" for x in there) + " |")
     total = [sum(x["build"] + x["tests"] for x in f["lanes"]) for f in figures]
     lines.append("| all, minutes | " + " | ".join(f"{t / 60:.0f}" for t in total) + " |")
-    counts = [", ".join(f"{sum(x[k] for x in f['lanes']):,} {k}" for k in ("passed", "failed", "skipped"))
-              for f in figures]
-    lines.append("| tests | " + " | ".join(counts) + " |")
+    counts = ["/".join(f"{sum(x[k] for x in f['lanes']):,}" for k in ("passed", "failed", "skipped")) for f in figures]
+    lines.append("| passed/failed/skipped | " + " | ".join(counts) + " |")
     machines = "; ".join(dict.fromkeys(f["machine"] for f in figures))
     return "\n".join(lines + ["", f"Seconds of compiling + testing on {machines}: "
                               + ", ".join(f["date"] for f in figures) + "."])
