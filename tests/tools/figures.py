@@ -287,7 +287,7 @@ def ci(figures):
     counts = ["/".join(f"{sum(x[k] for x in f['lanes']):,}" for k in ("passed", "failed", "skipped")) for f in figures]
     lines.append("| passed/failed/skipped | " + " | ".join(counts) + " |")
     machines = "; ".join(dict.fromkeys(f["machine"] for f in figures))
-    return "\n".join(lines + ["", f"Seconds of compiling + testing on {machines}: "
+    return "\n".join(lines + ["", f"Seconds of compiling+testing (cuda and mutants: both) on {machines}: "
                               + ", ".join(f["date"] for f in figures) + "."])
 
 
