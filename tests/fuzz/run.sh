@@ -11,7 +11,7 @@ set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 build=$(readlink -f "$1") seconds=${2:-60} out=$(readlink -f "$1")/fuzz
 shift; (($#)) && shift
-command -v clang++-16 >/dev/null || { echo 'fuzz: left out: there is no clang++-16 here'
+command -v clang++-19 >/dev/null || { echo 'fuzz: left out: there is no clang++-19 here'
 echo '0 passed, 0 failed, 1 skipped'; exit 77; }
 mkdir -p "$out/corpus"
 tar -xJf "$root/tests/fuzz/corpus.tar.xz" -C "$out/corpus" --skip-old-files
@@ -28,13 +28,13 @@ for source in "${sources[@]}"; do
   [[ -f $source ]] || continue
   object=$out/${source//\//_}.o
   [[ $object -nt $source && $object -nt $build/libhilt.a ]] && continue
-  clang++-16 "${flags[@]}" -c "$source" -o "$object" || touch "$out/failed" &
+  clang++-19 "${flags[@]}" -c "$source" -o "$object" || touch "$out/failed" &
   ((++jobs % $(nproc))) || wait
 done
 wait
 [[ ! -e $out/failed ]] || { rm "$out/failed"; echo 'fuzz: compiling failed'; echo '0 passed, 1 failed, 0 skipped'
 exit 1; }
-clang++-16 -fsanitize=fuzzer,address,undefined "$out"/*.o \
+clang++-19 -fsanitize=fuzzer,address,undefined "$out"/*.o \
   "$build"/examples/{libtrain_parts,libtasks,program/libreport,program/libprogram}.a "$build/libhilt.a" -pthread \
   -o "$out/parsers" || exit 1
 parsers=("$@")
