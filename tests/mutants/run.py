@@ -144,13 +144,14 @@ def failure(name, why):
 
 
 def main():
+    cores = os.cpu_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-mutants")
     parser.add_argument("--list", action="store_true", help="names and files, and nothing else")
     parser.add_argument("--check", action="store_true", help="only whether each text stands once")
     parser.add_argument("--every", type=int, default=1, metavar="N",
                         help="the first of every N, in the order of the file")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count()), metavar="J", help="so many at once")
+    parser.add_argument("--jobs", type=int, default=max(min(2, cores), cores // 3), metavar="J", help="so many at once")
     parser.add_argument("--gpu", type=pathlib.Path, metavar="DIR", help="those that need a GPU, in this build")
     parser.add_argument("names", nargs="*", help="these alone")
     args = parser.parse_args()
@@ -185,8 +186,11 @@ def main():
     build = args.gpu and args.gpu.resolve()
     jobs = 1 if build else args.jobs
     trees = [ROOT] if build else [args.build.resolve() / str(job) for job in range(1, jobs + 1)]
-    for tree in trees if not build else []:
-        prepare(tree, sorted({m["test"].split()[0] for m in chosen}))
+    binaries = sorted({m["test"].split()[0] for m in chosen})
+    if not build:
+        prepare(trees[0], binaries)  # what this one compiles, the others find in the cache
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(lambda tree: prepare(tree, binaries), trees[1:]))
     free = queue.Queue()
     for tree in trees:
         free.put(tree)
@@ -214,7 +218,7 @@ def main():
             else:
                 print(f"{mutant['name']:44} killed  {seconds:.0f} s", flush=True)
     if build:  # without mutants, as it was
-        compile_tests(build, sorted({m["test"].split()[0] for m in chosen}))
+        compile_tests(build, binaries)
     print(f"{passed} passed, {failed} failed, {len(lacking)} skipped")
     return 1 if failed else 0
 
