@@ -143,7 +143,7 @@ refused 2 "--documents (100/28): 2 lists for as many rows, but one set is shown"
   compare_gradients --length 128 --documents 100/28
 refused 2 "documents" compare_gradients --length 128 --documents 100,64
 blocks negative.npy 'row 0 is (0, -1); block numbers count from 0'
-refused 5 "no usable GPU" compare_gradients --device cuda
+"$BUILD/examples/info" | grep -q "device    cuda:0" || refused 5 "no usable GPU" compare_gradients --device cuda
 refused 2 "--device (tpu): must be auto, cpu, cuda or cuda:N" compare_gradients --device tpu
 
 # ---- more than fits in memory, or in a minute of judging ----

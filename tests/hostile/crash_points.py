@@ -30,13 +30,12 @@ STEPS_EACH = 2
 
 def options(checkpoints):
     steps = STEPS_EACH * checkpoints
-    return (f'--layers 1 --heads 1 --width 8 --context 16 --batch 1 --steps {steps} --save-every {STEPS_EACH} '
-            f'--sample-every {STEPS_EACH} '
-            f'--warmup 1 --device cpu').split()
+    return f'--layers 1 --heads 1 --width 8 --context 16 --batch 1 --steps {steps} --warmup 1 --device cpu'.split()
 
 
 # what a run is not decided by, and a resumed one is told again
-SAMPLES = f'--tokens 4 --prompt a --eval-every {STEPS_EACH} --eval-rows 1'.split()
+CADENCE = (f'--save-every {STEPS_EACH} --eval-every {STEPS_EACH} --eval-rows 1 '
+           f'--sample-every {STEPS_EACH} --tokens 4 --prompt a').split()
 
 
 class Directory:
@@ -116,7 +115,7 @@ class Judge:
 
     def train(self, root, *more, **environment):
         command = [self.build / 'examples/train', *(options(self.checkpoints) if '--resume' not in more else []),
-                   '--out', 'run', *SAMPLES, *more]
+                   '--out', 'run', *CADENCE, *more]
         env = {**os.environ, **environment, 'HILT_THREADS': '1'}
         began = time.monotonic()
         done = subprocess.run(command, cwd=root, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
