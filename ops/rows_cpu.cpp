@@ -78,7 +78,7 @@ template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>
     const W *const cosine = table + row % length * half, *const sine = table + (length + row % length) * half;
     for (Index h = 0; h < heads; ++h) {
       const T* const in = x + (row * heads + h) * dim;
-      T* const out = y + (row * heads + h) * dim;
+      T* const __restrict out = y + (row * heads + h) * dim;  // else two loops, and where blocks lie says which
       if (h >= turning) {
         for (Index i = 0; i < dim; ++i) out[i] = in[i];
         continue;
