@@ -71,7 +71,6 @@ AttentionResult taped(const Call& call, const Tensor& q, const Tensor& k, const 
     const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
     merged.o = merged.o ? add(merged.o, term) : term;
   }
-  merged.o = where(silent, scalar_like(merged.o, 0), merged.o);
   if (with_lse) merged.lse = where(silent, scalar_like(each, kMinusInfinity), unsqueeze(logsumexp(some), -1));
   return merged;
 }

@@ -125,7 +125,7 @@ void cut(VisitSide& side, Index least) {
   std::vector<VisitSide::Visit> visits;
   for (Owner& owner : side.owner) {
     std::vector<Owner> its(at(side.parts), owner);
-    for (Owner& part : its) part.visits = part.steps = 0, part.front = {}, part.number = narrow(&part - its.data());
+    for (Owner& part : its) part.visits = part.steps = 0, part.number = narrow(&part - its.data());
     std::int32_t step = 0;
     const std::int32_t first = narrow(visits.size());
     for (VisitSide::Visit v : side.of(owner))
