@@ -125,15 +125,18 @@ function smallCurve(host, name, m, height, caption) {
 }
 /** One step, and all that belongs to it: its formula and what it undoes, the tape's op, the code, memory and time. */
 let lit;
-function light(id = lit) {
-  lit = id;
+function mark() {
   for (const e of document.querySelectorAll("[data-of]"))
-    e.classList.toggle("lit", e.dataset.of.split(" ").includes(id));
+    e.classList.toggle("lit", e.dataset.of.split(" ").includes(lit));
+}
+function light(id) {
+  lit = id, mark();
   for (const e of document.querySelectorAll("[data-step]")) e.setAttribute("aria-pressed", e.dataset.step === id);
   for (const e of document.querySelectorAll("[data-panel]")) e.hidden = e.dataset.panel !== id;
-  document.querySelector(".sheet").classList.toggle("open", Boolean(id));
+  sheet.classList.add("open");
 }
-document.addEventListener("drawn", () => light());
+const sheet = document.querySelector(".sheet"), shut = () => sheet.classList.remove("open");
+document.addEventListener("drawn", mark);
 for (const [name, m] of modes) smallCurve(places("card-" + name), name, m, 70, "");
 
 for (const { name, total_ms, peak } of ran.filter((w) => w.name === page.by_ops || w === fused)) {
@@ -146,10 +149,9 @@ for (const e of document.querySelectorAll("[data-step]")) {
   e.addEventListener("focus", () => light(e.dataset.step));
   e.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && light(e.dataset.step));
 }
-document.querySelector(".sheet button").addEventListener("click", () => light(null));
-const is_beside = () => matchMedia("(min-width: 901px)").matches;
-if (is_beside()) light("dV");
-const leaves = ([seen]) => seen.isIntersecting || is_beside() || light(null);
+sheet.querySelector("button").addEventListener("click", shut);
+if (matchMedia("(min-width: 901px)").matches) light("dV");
+const leaves = ([seen]) => seen.isIntersecting || shut();
 new IntersectionObserver(leaves).observe(document.querySelector(".walks"));
 
 function memory(zoomed) {
