@@ -122,15 +122,12 @@ std::function<Trial()> pass_of(const Problem& problem, const std::string& mode, 
 
 // ---- the steps, each in a file of its own -------------------------------------------------------
 Problem make_problem(const Settings& settings);  // problem.cpp
-Json measure_machine(const Problem& problem);    // scaling.cpp
-/// Measures the ceilings again if a mode came out above them: the machine was busy the first time,
-/// or is now.
-void measure_machine_again(Lesson& lesson);  // scaling.cpp
-void judge_modes(Lesson& lesson);            // modes.cpp: runs, measures and judges them
-void measure_scaling(Lesson& lesson);        // scaling.cpp
+Json measure_machine(const Problem& problem);    // scaling.cpp: before the modes,
+void measure_machine_again(Lesson& lesson);      // and after them: were both the same?
+void judge_modes(Lesson& lesson);                // modes.cpp: runs, measures and judges them
+void measure_scaling(Lesson& lesson);            // scaling.cpp
 /// by_hand.cpp: attention of four tokens with two features, small enough for a pencil, token t
-/// seeing tokens 0 .. t, and c = ln 2, so that e^S is a power of two: every matrix, and a finite
-/// difference. The page makes tiles and the running softmax of them.
+/// seeing tokens 0 .. t, and c = ln 2, so that e^S is a power of two: every matrix.
 Json by_hand();
 struct Files {
   std::string json, html;

@@ -58,9 +58,19 @@ Object.assign(page, {
 });
 page.two_steps = dense && taped && fused && { dense: dense.saved_bytes, taped: taped.saved_bytes, fused: fused.saved_bytes };
 page.by_chance = fused && Math.abs(fused.saved_bytes / page.score_bytes - 1) < 0.02;
-// Of what the machine multiplies, the most that a pass of a mode did.
-page.best_share = Math.max(0, ...ran.flatMap((w) => [w.forward_flops / w.forward_ms, w.backward_flops / w.backward_ms])) / 1e6 / data.machine.gemm_gflop_s;
-page.busy = data.machine.measured_twice || (page.on_cpu && page.best_share > 0 && page.best_share < 0.05);
+page.whole_peak = fused && Math.abs(fused.peak_bytes / (page.row_bytes + page.qkv_bytes) - 1) < 0.02;
+page.longer = taped && way.hybrid?.backward_ms > taped.backward_ms;
+page.right = taped && taped.forward_flops / taped.bytes_moved > data.machine.gemm_gflop_s / data.machine.copy_gb_s;
+/** Why times are worth little: of a processor, of a product before or after, or of what it multiplies, the part had. */
+function busy({ processor_share, steady, gemm_gflop_s }) {
+  const best = Math.max(0, ...ran.flatMap((w) => [w.forward_flops / w.forward_ms, w.backward_flops / w.backward_ms]));
+  const reached = best / 1e6 / gemm_gflop_s;
+  if (processor_share < 0.7) return `Something else used this machine: this program had ${percent(processor_share)} of a processor.`;
+  if (steady < 0.7) return `Something else used this machine: the same product ran at ${percent(steady)} of its speed once.`;
+  if (!page.on_cpu || best === 0 || reached >= 0.05) return "";
+  return `The best pass reached ${percent(reached)} of what this machine multiplies: it was busy, or the problem is too small to time.`;
+}
+page.busy = busy(data.machine);
 for (const a of data.ways) for (const b of data.ways) if (a.ran && b.ran) page[`${a.name}_${b.name}`] = compared(a, b);
 for (const o of data.pictures.orders) {
   o.against_row = o.count.tiles / Math.max(1, data.pictures.orders[0].count.tiles);
@@ -69,7 +79,7 @@ for (const o of data.pictures.orders) {
 show();
 
 const modes = Object.entries(data.modes).filter(([, m]) => !m.skipped);
-const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
+const listed = (of, f) => of.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
 
 /** Bytes alive and bytes held by the tape over time, as [ms, bytes]; where backward begins, and the end. */
 function course(m) {
@@ -90,6 +100,11 @@ function course(m) {
   points.push([end, points.at(-1)[1]]), held.push([end, sum]);
   return { given, points, held, end, turn, spans };
 }
+/** The steps that an op of a symbol does in a pass: all of them where the tape has one op. */
+function steps_of(m, pass, symbol) {
+  const node = symbol === "M P" ? "O" : symbol || "-", does = (s) => m.tape.length === 1 || s.node === node;
+  return data.steps[pass].filter(does).map((s) => s.id).join(" ");
+}
 /** Bytes alive over both passes; above the height of a card also a band for each op, lit by its steps. */
 function smallCurve(host, name, m, height, caption) {
   const { given, points, held, end, turn, spans } = course(m), peak = given + m.peak_bytes;
@@ -100,27 +115,28 @@ function smallCurve(host, name, m, height, caption) {
     const x = (turn / end) * width;
     svg.style.setProperty("--color", `var(--${name})`);
     for (const { pass, symbol, from, to } of height > 70 ? spans : []) {
-      const node = symbol === "M P" ? "O" : symbol || "-", does = (s) => m.tape.length === 1 || s.node === node;
-      const of = data.steps[pass].filter(does).map((s) => s.id).join(" "), x = (from / end) * width;
-      const wide = Math.max(2, ((to - from) / end) * width);
-      svg.append(make("rect", { x, y: 0, width: wide, height, class: "band", "data-of": of }));
+      const x = (from / end) * width, wide = Math.max(2, ((to - from) / end) * width);
+      svg.append(make("rect", { x, y: 0, width: wide, height, class: "band", "data-of": steps_of(m, pass, symbol) }));
     }
     svg.append(make("path", { d: line([[0, 0], ...points, [end, 0]]) + "z", class: "under", "data-peak": peak }), make("path", { d: line(points), class: "stroke" }),
                make("path", { d: line(held), class: "stroke", style: "--color:var(--ink)" }), make("line", { x1: x, x2: x, y1: 2, y2: height - 2, class: "mark" }));
-    light();
     return height;
   });
 }
 /** One step, and all that belongs to it: its formula and what it undoes, the tape's op, the code, memory and time. */
 let lit;
-function light(id = lit) {
-  lit = id;
+function mark() {
   for (const e of document.querySelectorAll("[data-of]"))
-    e.classList.toggle("lit", e.dataset.of.split(" ").includes(id));
+    e.classList.toggle("lit", e.dataset.of.split(" ").includes(lit));
+}
+function light(id) {
+  lit = id, mark();
   for (const e of document.querySelectorAll("[data-step]")) e.setAttribute("aria-pressed", e.dataset.step === id);
   for (const e of document.querySelectorAll("[data-panel]")) e.hidden = e.dataset.panel !== id;
-  document.querySelector(".sheet").classList.toggle("open", Boolean(id));
+  sheet.classList.add("open");
 }
+const sheet = document.querySelector(".sheet"), shut = () => sheet.classList.remove("open");
+document.addEventListener("drawn", mark);
 for (const [name, m] of modes) smallCurve(places("card-" + name), name, m, 70, "");
 
 for (const { name, total_ms, peak } of ran.filter((w) => w.name === page.by_ops || w === fused)) {
@@ -133,10 +149,9 @@ for (const e of document.querySelectorAll("[data-step]")) {
   e.addEventListener("focus", () => light(e.dataset.step));
   e.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && light(e.dataset.step));
 }
-document.querySelector(".sheet button").addEventListener("click", () => light(null));
-const is_beside = () => matchMedia("(min-width: 901px)").matches;
-if (is_beside()) light("dV");
-const leaves = ([seen]) => seen.isIntersecting || is_beside() || light(null);
+sheet.querySelector("button").addEventListener("click", shut);
+if (matchMedia("(min-width: 901px)").matches) light("dV");
+const leaves = ([seen]) => seen.isIntersecting || shut();
 new IntersectionObserver(leaves).observe(document.querySelector(".walks"));
 
 function memory(zoomed) {
@@ -163,30 +178,33 @@ const zoom = document.getElementById("zoom");
 zoom.addEventListener("click", () => {
   const on = zoom.getAttribute("aria-pressed") !== "true";
   zoom.setAttribute("aria-pressed", on);
-  memory(on);
+  memory(!on);
 });
 
 const kinds = [["products", /matmul/], ["softmax", /softmax|logsumexp|^exp$/], ["kernel", /attention|fused/],
                ["moving", /gather|scatter|index|cat|contiguous|reshape|permute|transpose|slice|squeeze|zeros|^to$/], ["arithmetic", /./]];
 const kindOf = (name) => kinds.find(([, pattern]) => pattern.test(name))[0];
-function time(names, caption) {
+function time(place, names, caption) {
   const seen = new Set(), bars = [];
-  for (const [name, m] of modes.filter(([n]) => names.includes(n)))
+  const shown = modes.filter(([n]) => names.includes(n));
+  if (!shown.length) return;
+  for (const [name, m] of shown)
     for (const pass of ["forward", "backward"]) {
       const total = m[pass + "_ms"];
-      let ops = m.tape.map((n) => [n.name, n[pass + "_ms"]]);
+      let ops = m.tape.map((n) => [n.name, n[pass + "_ms"], steps_of(m, pass, n.symbol)]);
       if (pass === "backward") ops = m.inside_backward.length ? m.inside_backward.map((n) => [n.name + " (library op)", n.backward_ms]) : ops.reverse();
-      const parts = ops.filter(([, ms]) => ms > total / 1000).map(([op, ms]) => ({ size: ms, color: kindOf(op), title: `${op}, ${milliseconds(ms)}` }));
+      const parts = ops.filter(([, ms]) => ms > total / 1000).map(([op, size, of]) => ({ size, of, color: kindOf(op), title: `${op}, ${milliseconds(size)}` }));
       parts.forEach((p) => seen.add(p.color));
       bars.push({ label: `${name} ${pass}`, value: milliseconds(total), total, parts });
     }
-  barChart(places("time"), "Time of each op, " + names.join(", "),
-    "Stacked bars, one for each pass of each mode: " + listed((m) => `${milliseconds(m.forward_ms)} forward and ${milliseconds(m.backward_ms)} backward`),
+  barChart(places(place), "Time of each op, " + names.join(", "),
+    "Stacked bars, one for each pass of each mode: " + listed(shown, (m) => `${milliseconds(m.forward_ms)} forward and ${milliseconds(m.backward_ms)} backward`),
     caption, bars, kinds.filter(([k]) => seen.has(k)).map(([k]) => [k === "kernel" ? "one kernel" : k, k]));
 }
 const names = modes.map(([name]) => name);
-time(names, "All modes.");
-if (names.includes("dense") && names.length > 1) time(names.filter((n) => n !== "dense"), "Without dense.");
+time("time", names, "All modes.");
+if (names.includes("dense") && names.length > 1) time("time", names.filter((n) => n !== "dense"), "Without dense.");
+time("step-time", names.filter((n) => n === page.by_ops || n === fused?.name), "The time of the step's ops.");
 
 const pictures = data.pictures;
 function heat(place, name, errors, shades) {
@@ -198,10 +216,10 @@ function heat(place, name, errors, shades) {
       `<b>${symbol(tensor)}</b>: ${scientific(e.max_abs)} of ${scientific(e.limit)} allowed`, pictures.columns, pictures.rows, pictures.heat[name][tensor], borders(pictures.columns, pictures.rows, (i) => pictures.tiles[i]), shades);
 }
 choice(document.getElementById("heat-modes"), [...names].reverse().map((n) => [n, n]), (name) => heat("heat", name, data.modes[name].error));
-choice(document.getElementById("mistakes"), [...document.querySelectorAll("[data-mistake]")].map((row) => [row.dataset.mistake, row.cells[0].textContent]), (name) => {
+choice(document.getElementById("mistakes"), page.mistakes.map((m) => [m.name, m.title]), (name) => {
   const { error } = data.broken[name], wrong = Object.entries(error).filter(([, e]) => e.verdict !== "ok").map(([tensor]) => symbol(tensor));
   heat("broken", name, error, ["h0", "w1", "w2", "w3", "w4", "w5", "h6"]);
-  const words = document.getElementById("mistake-verdict"), how = document.querySelector(`[data-mistake="${name}"]`).nextElementSibling.textContent;
+  const words = document.getElementById("mistake-verdict"), { how } = page.mistakes.find((m) => m.name === name);
   words.classList.toggle("no", wrong.length > 0);
   words.textContent = (wrong.length ? `Beyond the limit: ${wrong.join(", ")}. ` : "") + how;
 });

@@ -21,7 +21,7 @@ static std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor
 }
 
 Json attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
-  constexpr Index kTokens = 48, kHeads = 4;
+  constexpr Index kTokens = 32, kHeads = 4;
   const hilt::Tape::Pause pause;
   hilt::Transformer plain = model;
   plain.config.keep_order = false;  // rows are then tokens
@@ -34,7 +34,12 @@ Json attention_maps(const hilt::Transformer& model, const Task& task, Index widt
   const Index columns = width > 0 ? width : shown, count = width > 0 ? length : shown * shown;
   const report::Sheet sheet({{columns, count / columns, count}});
   std::string text;
-  if (width == 0) text = task.vocabulary().decode(hilt::slice(ids, 1, first, length).to_vector<std::int32_t>());
+  std::vector<std::string> symbols;  // of the text, each alone
+  if (width == 0)
+    for (const std::int32_t id : hilt::slice(ids, 1, first, length).to_vector<std::int32_t>()) {
+      text += task.vocabulary().decode({&id, 1});
+      symbols.push_back(program::printable(task.vocabulary().decode({&id, 1}), "\n"));
+    }
   Json maps = Json::array();
   for (const Index layer : std::set<Index>{0, std::ssize(packed) - 1}) {
     const hilt::HilbertSelfAttention& attention = plain.blocks[at(layer)].attention;
@@ -59,6 +64,7 @@ Json attention_maps(const hilt::Transformer& model, const Task& task, Index widt
           {"rows", sheet.rows},
           {"cell", cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)])},
           {"text", program::printable(text, "\n")},
+          {"symbols", symbols},
           {"maps", maps}};
 }
 

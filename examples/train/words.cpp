@@ -27,6 +27,11 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
   for (Index i = 0; memory.is_whole && i < std::ssize(hilt::attention_configs(config)); ++i)
     for (const std::string& line : program::oddities_of(*plan_of(config, i), i == 0 ? "--pattern" : "--pattern-odd"))
       warn(line);
+  const std::string line =
+      "in a line: loss of the batch, and val of held-out rows, in nats; lr: learning rate; |g|: norm "
+      "of the gradient; %: of the speed of a large product; what others lose: lnV knows the "
+      "symbols, uni how often each comes, bi ";
+  if (!s.dry_run) std::cout << program::wrapped(line + s.profile().before + "; floor: the least", 100, 2) << '\n';
 }
 
 /// As a shell reads it back.

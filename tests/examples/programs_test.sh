@@ -308,8 +308,8 @@ plain, taped, fused = c['config'], c['modes']['taped'], c['modes']['fused']
 row, qkv = 4 * 256 * 2, 3 * 4 * 256 * 2 * 16  # what is kept, part by part
 assert fused['saved_bytes'] == qkv + qkv // 3 + row, fused['saved_bytes']
 assert taped['saved_bytes'] == qkv + 64 * row, taped['saved_bytes']
-ends = c['by_hand']['difference']
-assert c['by_hand']['apart'] < 1e-12 and abs(ends['quotient'] - ends['gradient']) < 1e-8
+assert c['by_hand']['apart'] < 1e-12
+assert 0 < c['machine']['steady'] <= 1 and 0 < c['machine']['processor_share'] < 1.1, c['machine']
 wrong = {name: [t for t, e in b['error'].items() if e['verdict'] != 'ok'] for name, b in c['broken'].items()}
 assert wrong['none'] == [] and wrong['no_delta'] == wrong['scaled_twice'] == ['dq', 'dk'], wrong
 END

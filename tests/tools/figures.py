@@ -25,6 +25,19 @@ def size(n):
         n /= 1000
 
 
+def wins(pairs):
+    """How often the first of two times is the shorter."""
+    pairs = list(pairs)
+    return sum(a < b for a, b in pairs), len(pairs)
+
+
+def speed(pairs, who):
+    """Our time and another's, of some problems: who is faster, and from how many times to how many."""
+    found = sorted(b / a for a, b in pairs)
+    word = "faster than" if found[0] >= 1 else "slower than" if found[-1] < 1 else "beside"
+    return f"{word} {who} ({found[0]:.3g} to {found[-1]:.3g} x)"
+
+
 def lane(name):
     figures = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
     first, ms, floor = figures[0], {}, {}
@@ -34,7 +47,11 @@ def lane(name):
             ms[key + (f["order"], f["figure"] == "peer")] = f["ms"]
             if "floor_ms" in f:
                 floor[key] = f["floor_ms"]
-    lines = ["| pattern, head dim | Hilt, Hilbert order | Hilt, storage order | PyTorch, Hilbert order | PyTorch, "
+    beside = lambda order, x: wins((ms[k], ms[k[:3] + (order, True)]) for k in ms if k[2:] == (x, "hilbert", False))
+    (a, n), (b, _), (c, _), (d, _) = [beside(order, x) for order in ("hilbert", "row") for x in ("forward", "backward")]
+    lines = [f"In Hilbert order Hilt is faster than PyTorch in {a} of {n} forward, {b} backward; than PyTorch in "
+             f"storage order in {c} and {d}.", "",
+             "| pattern, head dim | Hilt, Hilbert order | Hilt, storage order | PyTorch, Hilbert order | PyTorch, "
              "storage order | floor |", "|---|---:|---:|---:|---:|---:|"]
     for pattern, dim in dict.fromkeys((p, d) for p, d, _, _, peer in ms if not peer):
         both = lambda *at: "/".join(f"{ms[(pattern, dim, x) + at]:.3g}" for x in ("forward", "backward"))
@@ -42,7 +59,7 @@ def lane(name):
         lines.append(f"| `{pattern}`, {dim} | {both('hilbert', False)} | {both('row', False)} | "
                      f"{both('hilbert', True)} | {both('row', True)} | {least} |")
     lines += ["", "Milliseconds forward/backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. "
-                  "Hilt gathers rows inside its kernels; PyTorch gathers, runs cuDNN, and scatters."
+                  "PyTorch gathers, runs cuDNN, and scatters."
               " Floor: bytes at the measured copy rate, or products at 716 TFLOP/s.",
               stamp("tests/tools/gpu_lane", first)]
     return "\n".join(lines)
@@ -56,9 +73,11 @@ def programs(figures):
     """The three modes as compare_gradients, the benchmark of attention and train show them on a GPU."""
     lines = ["| attention | gradient by | forward, ms | backward, ms | keeps beyond q, k, v, o | peak beyond q, k, v, "
              "dO |", "|---|---|---:|---:|---:|---:|"]
-    errors = []
+    errors, first = [], 0
     for figure in ("compare", "modes"):
         some = [f for f in figures if f.get("figure") == figure]
+        first += all(min(some, key=lambda f: (f[x], f["mode"] != "fused"))["mode"] == "fused"
+                     for x in ("forward_ms", "backward_ms", "beyond_bytes", "peak_bytes"))
         what = (f"{some[0]['batch']} x {some[0]['length']} tokens, {some[0]['heads']} heads of {some[0]['dim']}, "
                 f"`{some[0]['pattern']}`")
         for f in some:
@@ -71,14 +90,17 @@ def programs(figures):
         floor = lambda tensors, products: 1e3 * max(tensors * numbers * 2 / 4.26e12,
                                                     products * 4 * numbers * keys / 716e12)
         lines.append(f"| | floor | {floor(4, 1):.3g} | {floor(8, 2.5):.3g} | | |")
-        errors.append(", ".join(f"{f['mode']} {f.get('error', f.get('relative_error')):.1e}" for f in some))
+        errors.append("/".join(f"{f.get('error', f.get('relative_error')):.1e}" for f in some))
     lines += ["", f"bf16, Hilbert order. Floor: bytes at 4.26 TB/s, or products at 716 TFLOP/s. Largest error of dq, "
-                  f"dk, dv against exact loops: {errors[0]}; relative to f32: {errors[1]}.",
+                  f"dk, dv, taped/hybrid/fused, against exact loops: {errors[0]}; relative to f32: {errors[1]}.",
               "", "| gradient by | a step of training | peak | tokens a second |", "|---|---:|---:|---:|"]
     train = [f for f in figures if f.get("figure") == "train"]
     for f in train:
         lines.append(f"| {f['backward']} | {f['ms']:.3g} ms | {size(f['bytes'])} | {f['tokens_per_s']:,.0f} |")
-    return "\n".join(lines + ["", f"{train[0]['what']}.", stamp("tests/tools/gpu_lane build bench programs", train[0])])
+    fastest = min(train, key=lambda f: f["ms"])["backward"]
+    return "\n".join([f"Fused is fastest both ways, keeps least and peaks lowest in {first} of 2; training is fastest "
+                      f"by {fastest}.", "", *lines, "", f"{train[0]['what']}.",
+                      stamp("tests/tools/gpu_lane build bench programs", train[0])])
 
 
 def steps(figures):
@@ -89,7 +111,9 @@ def steps(figures):
         if f.get("figure") == "train_step":
             mine, who = by.setdefault(f["model"], {}), "Hilt" if f["who"] == "hilt" else f["who"].split()[-1]
             mine[who] = min(mine.get(who, f), f, key=lambda x: x["ms"])  # of several runs the faster
-    lines = ["| model | Hilt | PyTorch, eager | PyTorch, compiled |", "|---|---:|---:|---:|"]
+    over = lambda who: speed(((f["Hilt"]["ms"], f[who]["ms"]) for f in by.values()), who)
+    lines = [f"Hilt is {over('eager')} and {over('compiled')}.", "",
+             "| model | Hilt | PyTorch, eager | PyTorch, compiled |", "|---|---:|---:|---:|"]
     for model, f in by.items():
         cell = lambda who: f"{f[who]['tokens_per_s']:,.0f} ({f[who]['ms']:.3g} ms, {size(f[who]['peak_bytes'])})"
         lines.append(f"| {named[model]} | {cell('Hilt')} | {cell('eager')} | {cell('compiled')} |")
@@ -118,19 +142,25 @@ def ring(figures):
         lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | "
                      f"{size(max(sent) if isinstance(sent, list) else sent)} | "
                      f"{size(max(peak) if isinstance(peak, list) else peak)} |")
-    times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures
+    times = lambda length, by: "/".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures
                                             if f.get("who", "").endswith("context parallel, " + by)
                                             and (f["length"], f["gpus"]) == (length, n))
-    beside = ["PyTorch's context parallelism on 2 and 4 of them, causal, in the same call. " + ". ".join(
-        f"By {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072"
+    beside = ["PyTorch's context parallelism on 2/4 of them, causal, 65,536 and 131,072 tokens: by " + "; by ".join(
+        f"{name} {times(65536, by)} and {times(131072, by)}"
         for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
+    ours = {f["length"]: f["ms"] for f in figures
+            if f.get("figure") == "ring_causal" and f.get("gpus") == 4 and "who" not in f}
+    peer = lambda by: [(ours[n], next(f["ms"] for f in figures if f.get("who", "").endswith(f"parallel, {by}")
+                                      and (f["length"], f["gpus"]) == (n, 4))) for n in (65536, 131072)]
+    lines = [f"On 4 GPUs, causal, Hilt is {speed(peer('flash'), 'PyTorch by FlashAttention')}, "
+             f"{speed(peer('cudnn'), 'by cuDNN')}.", "", *lines]
     two = [json.loads(line) for line in (RESULTS / "h100_ring.jsonl").read_text().splitlines()]
     at = lambda length, who="": next(f["ms"] for f in two
                                      if (f["length"], f["gpus"], f["figure"]) == (length, 2, "ring_causal")
                                      and f.get("who", "").endswith(who) and bool(who) == ("who" in f))
-    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 "
-                  f"tokens: {at(65536):.4g} and {at(131072):.4g} ms. "
-                  + ". ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}"
+    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}) the same: "
+                  f"{at(65536):.4g} and {at(131072):.4g}; PyTorch "
+                  + "; ".join(f"by {name} {at(65536, by):.4g} and {at(131072, by):.4g}"
                               for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
     return "\n".join(lines + ["", "16 heads of 128, bf16, milliseconds of forward and backward; in brackets one GPU's "
                                   "time over ours times their number."] + beside
@@ -159,13 +189,16 @@ def sweep(figures):
         causal = ", causal" if word["--causal"] == "token" else ""
         lines.append(f"| {word['--batch']}x{int(word['--length']):,}x{word['--heads']}x{word['--head-dim']}, "
                      f"`{word['--order']}`, `{word['--pattern']}`{causal} | {both(f)} ({both(f, '_floor_ms')}) |")
+    over = lambda x: sorted(f[x + "_ms"] / f[x + "_floor_ms"] for f in here.values())
+    far = lambda i: "/".join(f"{over(x)[i]:.3g}" for x in ("forward", "backward"))
+    lines = [f"Over its floor Hilt takes {far(len(here) // 2)} x at the median, {far(-1)} x at most.", "", *lines]
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
-    ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
+    ratios = lambda way: "/".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
     lines += ["", "Milliseconds forward/backward, medians of three.", stamp(command, now[-1]), "",
-              f"Times over their floors of {summary['problems']} problems drawn on the H200 at {summary['commit']} "
-              f"(`{summary['arguments']}`, {summary['failed']} failed): median, 90th and 95th percentile and worst."
-              f" Forward: {ratios('forward')}. Backward: {ratios('backward')}."]
+              f"{summary['problems']} problems drawn on the H200 at {summary['commit']} (`{summary['arguments']}`, "
+              f"{summary['failed']} failed) over their floors, median/90th/95th percentile/worst: forward "
+              f"{ratios('forward')}, backward {ratios('backward')}."]
     return "\n".join(lines)
 
 
@@ -184,16 +217,23 @@ def python(figures):
                      + f" | {each(lambda f: format(f['bytes'] / 1e6, '.0f'))} | "
                        f"{each(lambda f: format(f['error'], '.1e'))} | "
                      f"{each(lambda f: format(f['made_ms'], '.3g'))} |")
+    best = {p: min(by, key=lambda w: by[w]["forward_ms"] + by[w]["backward_ms"])
+            for p, by in rows.items() if len(by) > 1}
+    lost = "; ".join(f"{p}: {w}" for p, w in best.items() if w != "hilt")
+    lines = [f"Hilt is fastest in {list(best.values()).count('hilt')} of {len(best)} sets ({lost}).", "", *lines]
     calls = {(f["who"], f["pass"]): f for f in figures if f["figure"] == "python_call"}
     cost = ". ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})"
                                           for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
-    told = ". ".join(f"{f['who']} {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
+    of = lambda who, text: "/".join(text(f) for f in gpt if f["who"] == who)
+    told = ", ".join(f"{who} {of(who, lambda f: format(f['loss']['500'], '.3f'))} at "
+                     f"{of(who, lambda f: format(f['tokens_per_s'] / 1e6, '.2f'))} M"
+                     for who in dict.fromkeys(f["who"] for f in gpt))
     first = next(f for f in figures if f["figure"] == "python")
     return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit "
                                   f"{next(iter(calls.values()))['commit']}). {cost}.",
                               f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]} (commit {gpt[0]['commit']}). Loss of "
-                              f"steps 481 to 500 at tokens a second, by seed. {told}.",
+                              f"steps 481 to 500 at tokens a second, by seed: {told}.",
                               stamp("tests/bench/peers/python_attention.py", first)])
 
 
@@ -219,16 +259,18 @@ def cpu_sweep(figures):
               for name in sorted({family(f) for f in problems}, key=lambda x: x.strip("`"))]
     groups += [("all, 16 keys a query or more", lambda f: not few(f)), ("all, fewer keys", few),
                ("all", lambda f: True)]
-    lines = ["| problems | how many | over dense | over the floor |", "|---|---:|---:|---:|"]
+    worst = max(problems, key=lambda f: f.get("ratio", math.inf))
+    middle = sorted(f["ratio"] for f in problems)[len(problems) // 2]
+    lines = [f"A pair takes {middle:.3g} x as long as a dense one at the median; worst are {family(worst)}.", "",
+             "| problems | how many | over dense | over the floor |", "|---|---:|---:|---:|"]
     for name, chosen in groups:
         cells = " | ".join(cell(chosen, ratio) for ratio in ("ratio", "floor_ratio"))
         lines.append(f"| {name} | {sum(map(chosen, problems))} | {cells} |")
     rates = next(f for f in by[now] if f["figure"] == "rates")
     summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
     error = max(f.get("relative_error", 0) for f in problems)
-    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward. Over dense: "
-                  "over the time of"
-              f" a pair of dense attention of the same head dim. f32, {rates['threads']} "
+    lines += ["", "Median/90th/95th percentile/worst of a pair's time, forward and backward. Over dense: of the same "
+                  f"head dim. f32, {rates['threads']} "
               f"thread{'s' if rates['threads'] > 1 else ''};"
               f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest "
               f"relative error against f64"
@@ -243,7 +285,10 @@ def cpu_attention(figures):
     for f in figures:
         by.setdefault(f["problem"], {})[f["library"]] = f
     libraries = list(next(iter(by.values())))
-    lines = ["| | " + " | ".join(libraries) + " |", "|---|" + "---:|" * len(libraries)]
+    each = [(of[a][n], of[b][n]) for of in by.values() for a, b in zip(libraries[::2], libraries[1::2])
+            for n in ("forward_ms", "backward_ms", "processors_ms") if n in of[a]]
+    lines = [f"Hilt is {speed(each, 'PyTorch')}.", "",
+             "| | " + " | ".join(libraries) + " |", "|---|" + "---:|" * len(libraries)]
     for problem, of in by.items():
         cells = ("/".join(f"{of[x][n]:,.0f}" if of[x][n] > 999 else f"{of[x][n]:.3g}"
                           for n in ("forward_ms", "backward_ms", "processors_ms") if n in of[x]) for x in libraries)
@@ -264,7 +309,9 @@ def seeds(figures):
     first, by = figures[0], {}
     for f in figures[1:]:
         by.setdefault(f["isa"], []).append(f["above_percent"])
-    lines = ["| instructions | runs | least | median | most |", "|---|---:|---:|---:|---:|"]
+    runs = sum(by.values(), [])
+    lines = [f"No run of {len(runs)} ended above {max(runs):g} %.", "",
+             "| instructions | runs | least | median | most |", "|---|---:|---:|---:|---:|"]
     for isa, above in by.items():
         above.sort()
         median = (above[(len(above) - 1) // 2] + above[len(above) // 2]) / 2

@@ -93,6 +93,7 @@ function figure(into, title, description, caption, draw, ratio) {
     svg.replaceChildren(make("title", {}, title), make("desc", {}, description));
     const height = draw(svg, width) || width * ratio;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.dispatchEvent(new Event("drawn", { bubbles: true }));
   };
   redraw();
   new ResizeObserver(() => requestAnimationFrame(redraw)).observe(whole);
@@ -195,7 +196,7 @@ function lineChart(into, title, description, caption, chart) {
   });
 }
 
-/** Horizontal bars of parts laid end to end. bars: [{label, value, total, parts: [{size, color, title}]}] */
+/** Horizontal bars of parts laid end to end. bars: [{label, value, total, parts: [{size, color, title, of: the steps it does}]}] */
 function barChart(into, title, description, caption, bars, names) {
   return figure(into, title, description, caption, (svg, width) => {
     const left = 118, right = width - 66, most = Math.max(...bars.map((b) => b.total), 1e-9);
@@ -206,7 +207,7 @@ function barChart(into, title, description, caption, bars, names) {
                  make("rect", { x, y: y + 0.5, width: (bar.total / most) * (right - left), height: 16, class: "frame", "data-value": bar.total }));
       for (const part of bar.parts) {
         const wide = (part.size / most) * (right - left);
-        svg.append(make("rect", { x, y, width: wide, height: 17, style: `fill:var(--${part.color})`, "data-value": part.size }, make("title", {}, part.title)));
+        svg.append(make("rect", { x, y, width: wide, height: 17, class: "part", style: `fill:var(--${part.color})`, "data-value": part.size, "data-of": part.of }, make("title", {}, part.title)));
         x += wide;
       }
       svg.append(make("text", { x: left + (bar.total / most) * (right - left) + 6, y: y + 13 }, bar.value));
@@ -247,14 +248,21 @@ function borders(columns, rows, label) {
   return d;
 }
 
-/** Cells in the colors of their levels, h0 .. h6 unless told, with a path of lines over them. */
-function heatMap(into, title, description, caption, columns, rows, text, lines, colors = ["h0", "h1", "h2", "h3", "h4", "h5", "h6"]) {
+/** Cells in the colors of their levels, h0 .. h6 unless told, with a path of lines over them; of tokens by tokens also
+    what these are, before the rows and above the columns. */
+function heatMap(into, title, description, caption, columns, rows, text, lines, colors = ["h0", "h1", "h2", "h3", "h4", "h5", "h6"], labels = []) {
+  const longest = Math.max(0, ...labels.map((label) => label.length)), room = longest && 6 + 7 * longest;
   return figure(into, title, description, caption, (svg, width) => {
-    const side = width / Math.max(columns, rows);
-    const all = make("g", { transform: `scale(${side})`, "data-cells": columns * rows });
+    const side = (width - room) / Math.max(columns, rows), style = `font-size:${Math.min(11, side).toFixed(1)}px`;
+    const all = make("g", { transform: `translate(${room} ${room}) scale(${side})`, "data-cells": columns * rows });
     all.append(...cellPaths(columns, rows, text, colors), make("path", { d: lines, class: "edge" }));
     svg.append(all);
-    return side * rows;
+    labels.forEach((label, i) => {
+      const at = room + (i + 0.5) * side, turn = longest > 1 ? `rotate(-90 ${at + 3} ${room - 4})` : undefined;
+      svg.append(make("text", { x: room - 4, y: at + 3, "text-anchor": "end", style }, label),
+                 make("text", { x: at + (turn ? 3 : 0), y: room - 4, "text-anchor": turn ? "start" : "middle", transform: turn, style }, label));
+    });
+    return side * rows + room;
   });
 }
 
