@@ -126,10 +126,10 @@ std::size_t Ising::placed(Index k, std::size_t state, bool up) const {
 
 double Ising::bonds(Index k, std::size_t state, bool up) const {
   const Index column = k % side_;
-  std::size_t same = 2;  // neighbors before spin k that are as it is, less those that are not, plus 2
+  Index same = 2;  // neighbors before spin k that are as it is, less those that are not, plus 2
   if (k >= side_) same += (state >> column & 1) == up ? 1 : -1;
   if (column > 0) same += (state >> (column - 1) & 1) == up ? 1 : -1;
-  return bond_[same];
+  return bond_[at(same)];
 }
 
 double Ising::messages(std::vector<std::vector<double>>& after, const std::vector<double>& lean) const {
