@@ -76,19 +76,16 @@ template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>
   const W turn = static_cast<W>(sign);
   parallel_each(outer * length, kPiece / (heads * dim + 1) + 1, [=](Index row) {
     const W *const cosine = table + row % length * half, *const sine = table + (length + row % length) * half;
-    for (Index h = 0; h < heads; ++h) {
-      const T* const in = x + (row * heads + h) * dim;
-      T* const __restrict out = y + (row * heads + h) * dim;  // else two loops, and where blocks lie says which
-      if (h >= turning) {
-        for (Index i = 0; i < dim; ++i) out[i] = in[i];
-        continue;
-      }
-      for (Index i = 0; i < half; ++i) {
-        const W a = static_cast<W>(in[i]), b = static_cast<W>(in[i + half]), c = cosine[i], s = sine[i] * turn;
+    const T* const in = x + row * heads * dim;
+    T* const __restrict out = y + row * heads * dim;  // else two loops, and where blocks lie says which
+    for (Index head = 0; head < turning * dim; head += dim)
+      for (Index i = head; i < head + half; ++i) {
+        const W a = static_cast<W>(in[i]), b = static_cast<W>(in[i + half]), c = cosine[i - head];
+        const W s = sine[i - head] * turn;
         out[i] = static_cast<T>(a * c - b * s);
         out[i + half] = static_cast<T>(a * s + b * c);
       }
-    }
+    for (Index i = turning * dim; i < heads * dim; ++i) out[i] = in[i];
   });
 }
 
