@@ -70,7 +70,9 @@ std::vector<Problem> on_grids(Index dim) {
            .length = 1024,
            .dim = dim,
            .published = true,
-           .relative = {17, 17}}};
+           .relative = {17, 17}},
+          // A query's keys share an entry in all frames, and none lies beyond the table.
+          {.pattern = "dense", .order = "hilbert:4x8x8", .length = 256, .dim = dim, .relative = {1, 15, 15}}};
 }
 std::vector<Problem> of_sequences() {
   return {{.pattern = "dense", .order = "hilbert", .batch = 2, .length = 700, .relative = {9}, .bias = {2, 4, 700, 1}},

@@ -23,6 +23,7 @@ struct ScoreTerms {
   TermSums sums;
   bool near;       // a head's table lies beside each of an owner's tiles; else it is read where it is
   bool counts_up;  // so do streamed tokens, from `first`
+  bool frames;     // keys of a query may differ by these alone
   int first;
   // A table's reach and twice that, by token or, packed as sites are, by row and column; and what
   // rows and columns count for, in entries and, where these fit, in bytes.
@@ -49,7 +50,6 @@ struct ScoreTerms {
   }
   /// What a third axis adds.
   __device__ __forceinline__ int frame_entry(int own, int column) const {
-    if (of.reach.a == 0) return 0;
     return __viaddmin_s32_relu(column, of.reach.a - own, 2 * of.reach.a) * width * (2 * of.reach.b + 1);
   }
 };
@@ -70,6 +70,7 @@ template <int D> ScoreTerms score_terms(Cuda where, const AttentionPass& pass, b
   t.own = queries_own ? sites.queries : sites.keys, t.stream = queries_own ? sites.keys : sites.queries;
   const TokenList& names = queries_own ? pass.tiling->k_names() : pass.tiling->q_names();
   t.counts_up = names.counts_up(), t.first = names.empty() ? 0 : names[0];
+  t.frames = std::ranges::any_of(pass.tiling->grids, [](const Tiling::Sites& grid) { return grid.frames > 1; });
   const Site& reach = t.of.reach;
   t.reach = static_cast<unsigned>(t.of.table_on_grid ? reach.b << 16 | reach.c : reach.c), t.most = 2 * t.reach;
   t.width = 2 * reach.c + 1, t.factors = t.of.table_on_grid && t.width < 64 ? 4 * t.width << 8 | 4 : 0;
@@ -309,7 +310,7 @@ template <int D> struct TermCollector {
     const auto seen = [&](int plane, int column) {
       return load_shared<int>(lane.columns + static_cast<std::uint32_t>(plane * kCell + column) * 4);
     };
-    const int on_grid = t.of.table_on_grid, frames = t.of.reach.a > 0, last = static_cast<int>(t.of.entries) - 1;
+    const int on_grid = t.of.table_on_grid, frames = on_grid && t.frames, last = static_cast<int>(t.of.entries) - 1;
     const int key[2] = {seen(on_grid, its), seen(on_grid, its + 32)};
     const int frame[2] = {frames ? seen(2, its) : 0, frames ? seen(2, its + 32) : 0};
 #pragma unroll
