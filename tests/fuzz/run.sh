@@ -3,10 +3,11 @@
 #
 #   tests/fuzz/run.sh BUILD [seconds a parser, 60] [parser ..]
 #
-# What parses is compiled here, with coverage, addresses and undefined behavior watched; the rest comes from BUILD, an
-# ordinary build of examples/train. What is found new stays in BUILD/fuzz/corpus; a crash in BUILD/fuzz, with the line
-# that plays it again. `minimize` instead of seconds puts the least that covers as much, in inputs of 300 bytes, into
-# tests/fuzz/corpus.tar.xz, beside the seeds in tests/fuzz/corpus. The last line counts.
+# What parses is compiled here, with coverage, addresses and undefined behavior watched; the rest comes from BUILD, a
+# build of examples/train without MPI whose sources are an object each (-Db_pch=false). What is found new stays in
+# BUILD/fuzz/corpus; a crash in BUILD/fuzz, with the line that plays it again. `minimize` instead of seconds puts the
+# least that covers as much, in inputs of 300 bytes, into tests/fuzz/corpus.tar.xz, beside the seeds in
+# tests/fuzz/corpus. The last line counts.
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 build=$(readlink -f "$1") seconds=${2:-60} out=$(readlink -f "$1")/fuzz
