@@ -34,8 +34,7 @@ class Hash {
     add_all(t.q_known), add_all(t.k_known);
     for (const std::vector<Tiling::Range>* list : {&t.q_tile, &t.k_tile})
       for (const Tiling::Range& r : *list) add(r);
-    for (const Tiling::Sites& s : t.grids)
-      add_numbers(s.width, s.height, s.frames, s.first, s.begin);
+    for (const Tiling::Sites& s : t.grids) add_numbers(s.width, s.height, s.frames, s.first, s.begin);
     add_all(t.met.begin), add_number(t.met.full), add_number(t.met.partial);
     for (const Tiling::Run& r : t.met.run) add_numbers(r.begin, r.end, r.partial);
     for (const Tiling::Group& g : t.group) add(g.q), add(g.k);
@@ -110,8 +109,8 @@ int print_hashes(const std::string& file, std::uint64_t count, std::uint64_t see
   for (const bench::Problem& p : all) {
     Hash hash;
     add_lists(hash, Plan(bench::spec_of(p)), p.length <= 4096);
-    std::cout << std::hex << std::setfill('0') << std::setw(16) << hash.sum() << std::dec << ' '
-              << bench::to_string(p) << std::endl;
+    std::cout << std::hex << std::setfill('0') << std::setw(16) << hash.sum() << std::dec << ' ' << bench::to_string(p)
+              << std::endl;
   }
   return 0;
 }
@@ -209,7 +208,8 @@ void time_row(const Row& row) {
 
 int main(int count, char** words) {
   const std::vector<std::string> args(words + 1, words + count);
-  if (args.size() == 4 && args[0] == "--hashes") return print_hashes(args[1], std::stoull(args[2]), std::stoull(args[3]));
+  if (args.size() == 4 && args[0] == "--hashes")
+    return print_hashes(args[1], std::stoull(args[2]), std::stoull(args[3]));
   set_thread_count(1);
   for (const Row& row : kRows)
     if (const std::string name = std::string(row.set) + ' ' + row.pattern;
