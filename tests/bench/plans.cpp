@@ -1,9 +1,10 @@
-// What stands before a kernel: milliseconds that one thread of the host takes for a plan, for what a
-// GPU's kernels walk, and for a CPU's lists, as JSON, a line a set. A hash of all these lists tells
+// What stands before a kernel: milliseconds of one thread of the host for a plan, for what a GPU's
+// kernels walk, and for a CPU's lists, as JSON, a line a set. A hash of all these lists tells
 // whether another build makes the same.
 //
 //   hilt_plans [--only TEXT]              the sets of kRows whose name has the text
-//   hilt_plans --hashes FILE COUNT SEED   hashes alone: of a file of problems, and of drawn ones of at most 16,384 tokens
+//   hilt_plans --hashes FILE COUNT SEED   hashes alone: of a file of problems, and of so many drawn
+//                                         ones of at most 16,384 tokens
 //
 // Times are of the processor, medians of several runs.
 #include <algorithm>

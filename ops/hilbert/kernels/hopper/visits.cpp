@@ -105,7 +105,7 @@ struct Met {
   HalfCells by_query{}, by_key{};
   Index pairs = 0;
 };
-/// Adds steps to the visits of an owner, the last of its side; what continues the last one joins it.
+/// Adds steps to the visits of the last owner of a side; what continues the last one joins it.
 void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows,
             const std::array<std::uint16_t, 2>& cell) {
   if (std::ssize(side.visit) > own.first && std::ranges::count(cell, Visits::kCompare) == 0)
@@ -212,8 +212,8 @@ class OwnerWalk {
   }
   Cut queries, keys;
 
-  /// Fills in the visits of one side's owners. f(number of one, the first of some owners of the other
-  /// side, how many, what it and each of them have in common), ascending; what is alike is made once.
+  /// Fills in the visits of a side. f(number of an owner, the first of some of the other side, how
+  /// many, what it and each have in common), ascending; what is alike is made once.
   template <class F> void fill(VisitSide& side, bool keys_own, const F& f) {
     Cut& ours = keys_own ? keys : queries;
     const Cut& others = keys_own ? queries : keys;
