@@ -183,12 +183,13 @@ def sweep(figures):
     """The named problems on an H100, and the draw on an H200."""
     now = [json.loads(line) for line in (RESULTS / "h100_named.jsonl").read_text().splitlines()]
     here = newest(now)
-    lines = ["| batch x tokens x heads x dims, order, pattern | H100 (floor) |", "|---|---:|"]
+    lines = ["| batch x tokens x heads x dims, order but `row`, pattern | H100 (floor) |", "|---|---:|"]
     for problem in (RESULTS.parent / "named_problems.txt").read_text().splitlines():
         word, f = dict(zip(*[iter(problem.split())] * 2)), here[problem]
         causal = ", causal" if word["--causal"] == "token" else ""
+        order = "" if word["--order"] == "row" else f"`{word['--order']}`, "
         lines.append(f"| {word['--batch']}x{int(word['--length']):,}x{word['--heads']}x{word['--head-dim']}, "
-                     f"`{word['--order']}`, `{word['--pattern']}`{causal} | {both(f)} ({both(f, '_floor_ms')}) |")
+                     f"{order}`{word['--pattern']}`{causal} | {both(f)} ({both(f, '_floor_ms')}) |")
     over = lambda x: sorted(f[x + "_ms"] / f[x + "_floor_ms"] for f in here.values())
     far = lambda i: "/".join(f"{over(x)[i]:.3g}" for x in ("forward", "backward"))
     lines = [f"Over its floor Hilt takes {far(len(here) // 2)} x at the median, {far(-1)} x at most.", "", *lines]
@@ -226,7 +227,7 @@ def python(figures):
                                           for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
     of = lambda who, text: "/".join(text(f) for f in gpt if f["who"] == who)
-    told = ", ".join(f"{who} {of(who, lambda f: format(f['loss']['500'], '.3f'))} at "
+    told = ". ".join(f"{who}: {of(who, lambda f: format(f['loss']['500'], '.3f'))} at "
                      f"{of(who, lambda f: format(f['tokens_per_s'] / 1e6, '.2f'))} M"
                      for who in dict.fromkeys(f["who"] for f in gpt))
     first = next(f for f in figures if f["figure"] == "python")
@@ -269,8 +270,8 @@ def cpu_sweep(figures):
     rates = next(f for f in by[now] if f["figure"] == "rates")
     summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
     error = max(f.get("relative_error", 0) for f in problems)
-    lines += ["", "Median/90th/95th percentile/worst of a pair's time, forward and backward. Over dense: of the same "
-                  f"head dim. f32, {rates['threads']} "
+    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward. "
+              f"f32, {rates['threads']} "
               f"thread{'s' if rates['threads'] > 1 else ''};"
               f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest "
               f"relative error against f64"
@@ -304,6 +305,23 @@ def cpu_attention(figures):
                               f"{first['machine']}, {first['date']}, commit {first['commit']}."])
 
 
+def plans(figures):
+    """What stands before a kernel, on the host; sets that differ in order or causality share a row."""
+    by, first = {}, figures[0]
+    for f in figures[1:]:
+        name, *variant = f["set"].split(", ")
+        by.setdefault(f"{name}, `{f['pattern']}`", []).append((" ".join(variant), f))
+    text = lambda ms: f"{ms:.2g}" if ms < 100 else f"{ms:.0f}"
+    cell = lambda sets, *keys: "/".join(text(sum(f[key] for key in keys)) for _, f in sets if keys[-1] in f)
+    lines = ["| | GPU | CPU |", "|---|---:|---:|"]
+    for name, sets in by.items():
+        said = "/".join(variant for variant, _ in sets if variant)
+        lines.append(f"| {name}{', ' + said if said else ''} | {cell(sets, 'plan_ms', 'visits_ms', 'short_ms')} | "
+                     f"{cell(sets, 'plan_ms', 'cpu_ms')} |")
+    return "\n".join(lines + ["", "Plan and lists, milliseconds of one thread's processor time, medians.",
+                              f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
+
+
 def seeds(figures):
     """How far above the entropy the default training ends."""
     first, by = figures[0], {}
@@ -311,11 +329,11 @@ def seeds(figures):
         by.setdefault(f["isa"], []).append(f["above_percent"])
     runs = sum(by.values(), [])
     lines = [f"No run of {len(runs)} ended above {max(runs):g} %.", "",
-             "| instructions | runs | least | median | most |", "|---|---:|---:|---:|---:|"]
+             "| instructions | runs | least, % | median | most |", "|---|---:|---:|---:|---:|"]
     for isa, above in by.items():
         above.sort()
         median = (above[(len(above) - 1) // 2] + above[len(above) // 2]) / 2
-        lines.append(f"| {isa} | {len(above)} | {above[0]:g} % | {median:g} % | {above[-1]:g} % |")
+        lines.append(f"| {isa} | {len(above)} | {above[0]:g} | {median:g} | {above[-1]:g} |")
     return "\n".join(lines + ["", "Loss on held-out stories above the entropy of their grammar, at the end of a "
                                   "default run, seeds from 0 on, one thread.",
                               f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
@@ -363,9 +381,9 @@ def routes(figures):
 
 def table(name):
     if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "cpu_attention", "seeds", "ci", "deep",
-                "routes"):
+                "routes", "plans"):
         file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name,
-            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep", "routes") else "h200")
+            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep", "routes", "plans") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)

@@ -141,14 +141,13 @@ struct RowTiling {
   void add(const Tiling& t, const Tiling::Place& place) {
     std::int32_t first = 0, last = -1;
     for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
-      if (!list->empty())
-        first = std::min(first, std::ranges::min(*list)), last = std::max(last, std::ranges::max(*list));
+      for (const std::int32_t x : *list) first = std::min(first, x), last = std::max(last, x);
     const std::int32_t tiles_before = narrow(tiling.k_tile.size()), beyond = end - first;
     add_queries(tiling, t, nullptr, {place.q, place.k, beyond});
     add_keys(tiling, t, nullptr, {place.k, place.k, beyond});
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-      for (const Tiling::Ref ref : t.met.of(i))
-        tiling.met.add(ref.tile + tiles_before, ref.tile + tiles_before + 1, ref.partial);
+      for (const Tiling::Run& run : std::span(t.met.of(i).first, t.met.of(i).last))
+        tiling.met.add(run.begin + tiles_before, run.end + tiles_before, run.partial);
       tiling.met.end_list();
     }
     for (const Tiling::Sites& s : t.grids) tiling.grids.push_back({s, s.first + place.k, place.k});

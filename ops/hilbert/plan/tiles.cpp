@@ -3,7 +3,6 @@
 // exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
 #include <bit>
-#include <functional>
 #include <limits>
 #include <ranges>
 #include "core/error.h"
@@ -211,49 +210,72 @@ class Builder {
     Index number, cell;
     Interval numbers, cells;
   };
-  static constexpr Interval kNone{1, 0};
-  static constexpr Met kAll{};
-
-  /// The keys of queries on the first `axes`; on the others all.
-  struct Rule {
-    std::size_t axes;
-    std::function<Met(std::int32_t token, std::size_t axis, bool asks)> on;
-    Met operator()(std::int32_t token, std::size_t axis, bool asks) const {
-      return axis < axes ? on(token, axis, asks) : kAll;
-    }
-  };
 
   // Each branch of a union is a box, blocks one for each run of a row; so is a set on axes.
   void boxes() {
-    std::vector<Rule> rules;
-    for (std::size_t i = 0; i < alternatives_.size(); ++i) {
-      const Branch& b = alternatives_[i];
+    std::vector<std::vector<std::vector<Interval>>> runs;  // by branch
+    std::size_t boxes = 0;
+    for (const Branch& b : alternatives_) {
       axes_ = std::max({axes_, b.dimensions(), std::size_t{1}});
-      if (b.kind == Kind::dense) rules.push_back({0, {}});
-      else if (b.kind == Kind::segment) rules.push_back(rule_of_segments(b, offset_of(g_.spec, branch_ + i, head_)));
-      else if (b.kind == Kind::blocks) add_rules_of_blocks(b, rules);
-      else rules.push_back(rule_of_axes(b));
+      runs.push_back(b.kind == Kind::blocks ? runs_of(b) : std::vector<std::vector<Interval>>(1));
+      boxes += runs.back().size();
     }
-    if (rules.empty()) return void(axes_ = 0);  // a list of blocks may be empty
-    // A number on each axis is a key: a query has as many as its intervals say. On one axis, ranks
-    // may be these numbers.
+    if (boxes == 0) return void(axes_ = 0);  // a list of blocks may be empty
+    // A query has as many keys as numbers on each axis, which on one axis may be the ranks.
     const bool ranked = !g_.order || (g_.spec.causality == Causality::curve) != g_.by_token;
     counts_ahead_ = alternatives_.size() == 1 &&
                     (!t_.causal || (!g_.met && ranked && b_.dimensions() == 1 && b_.axes[0].dilation == 1));
-    boxes_.resize(rules.size()), t_.boxes = narrow(rules.size());
-    for (std::size_t axis = 0; axis < axes_; ++axis) {
-      t_.axis[axis].key.assign(t_.k_token.size() * rules.size(), kTaken);  // as the prefix has it
-      t_.axis[axis].low.assign(t_.q_token.size() * rules.size(), 1);
-      t_.axis[axis].high.assign(t_.q_token.size() * rules.size(), 0);
+    boxes_.clear(), t_.boxes = narrow(boxes);
+    for (Tiling::Axis& axis : std::span(t_.axis).first(axes_)) {
+      axis.key.assign(t_.k_token.size() * boxes, kTaken);  // as the prefix has it
+      axis.low.assign(t_.q_token.size() * boxes, 1), axis.high.assign(axis.low.size(), 0);
     }
-    for (std::size_t i = 0; i < rules.size(); ++i) add_box(narrow(i), rules[i]);
+    for (std::size_t i = 0; i < alternatives_.size(); ++i)
+      for (const std::vector<Interval>& run : runs[i]) add_branch(i, run);
     if (g_.met) fill_bounds_of_prefix();
   }
+  /// The next box, of a branch; `run`: of blocks, those of each.
+  void add_branch(std::size_t i, const std::vector<Interval>& run) {
+    const Branch& b = alternatives_[i];
+    if (b.kind == Kind::blocks)
+      return add_box(1, [&](std::int32_t token, std::size_t, bool) {
+        const Index block = g_.position(token) / b.size;
+        return Met{block, block, run[at(block)], run[at(block)]};
+      });
+    if (b.kind == Kind::segment)
+      return add_box(
+          1, [&, offset = offset_of(g_.spec, branch_ + i, head_)](std::int32_t token, std::size_t, bool asks) {
+            const DilationMode mode = g_.spec.dilation_mode;
+            const Index p = g_.position(token) + b.axes[0].shift, s = p / b.size, j = p % b.size % b.dilation;
+            const Index residue = s * std::min(b.dilation, b.size) + j;
+            if (mode == DilationMode::residue) return Met{residue, s, {residue, residue}, {s, s}};
+            const bool active = j == offset || (asks && !only_active_ask(mode));
+            return Met{active ? s : -1, s, active ? Interval{s, s} : Interval{1, 0}, {s, s}};
+          });
+    std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
+    for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
+      const Index cells = g_.cells(b, axis);
+      const AxisRule rule(b, axis, cells);
+      for (Index cell = 0; cell < cells; ++cell) {
+        const Interval keys = rule.keys_of(cell);
+        by_cell[axis].push_back({rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}});
+      }
+    }
+    add_box(b.dimensions(), [&](std::int32_t token, std::size_t axis, bool) -> const Met& {
+      return by_cell[axis][at(g_.cell(b, axis, token))];
+    });
+  }
 
-  void add_box(std::int32_t box, const Rule& on) {
+  /// The next box: the keys of queries on the first `axes`; on the others all.
+  template <class On> void add_box(std::size_t axes, const On& rule) {
+    const std::size_t box = boxes_.size();
+    boxes_.emplace_back();
+    const auto on = [&](std::int32_t token, std::size_t axis, bool asks) {
+      return axis < axes ? rule(token, axis, asks) : Met{};
+    };
     const auto of_each = [&](const Ranges& tiles, std::int32_t first, auto&& f) {
       for (auto tile = at(first); tile < tiles.size(); ++tile)
-        for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) f(tile, at(row), at(row * t_.boxes + box));
+        for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) f(tile, at(row), at(row * t_.boxes) + box);
     };
     std::vector<Extents> keys(axes_, Extents(t_.k_tile.size())), reach(axes_, Extents(t_.q_tile.size()));
     of_each(t_.k_tile, prefix_.k_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
@@ -277,7 +299,7 @@ class Builder {
     for (std::size_t axis = 0; axis < axes_; ++axis) {
       std::fill_n(keys[axis].begin(), prefix_.k_tiles, Extremes{kTaken, kTaken});
       std::fill_n(reach[axis].begin(), prefix_.q_tiles, Extremes{0, narrow(g_.length())});
-      boxes_[at(box)].cells.push_back({reach[axis], reach[axis], levels(std::move(keys[axis]))});
+      boxes_[box].cells.push_back({reach[axis], reach[axis], levels(std::move(keys[axis]))});
     }
   }
 
@@ -308,54 +330,20 @@ class Builder {
     if (counts_ahead_) t_.pairs += static_cast<Index>(of_prefix + with_prefix);
   }
 
-  Rule rule_of_axes(const Branch& b) const {
-    const auto met = [](const AxisRule& rule, Index cell) {
-      const Interval keys = rule.keys_of(cell);
-      return Met{rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}};
-    };
-    if (b.dimensions() == 1)
-      return {1, [this, met, rule = AxisRule(b, 0, g_.length())](std::int32_t token, std::size_t, bool) {
-                return met(rule, g_.position(token));
-              }};
-    std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
-    for (std::size_t axis = 0; axis < b.dimensions(); ++axis)
-      for (Index cell = 0; cell < g_.cells(b, axis); ++cell)
-        by_cell[axis].push_back(met(AxisRule(b, axis, g_.cells(b, axis)), cell));
-    return {b.dimensions(), [this, &b, by_cell = std::move(by_cell)](std::int32_t token, std::size_t axis, bool) {
-              return by_cell[axis][at(g_.cell(b, axis, token))];
-            }};
-  }
-  Rule rule_of_segments(const Branch& b, Index offset) const {
-    return {1, [this, &b, offset](std::int32_t token, std::size_t, bool asks) {
-              const DilationMode mode = g_.spec.dilation_mode;
-              const Index p = g_.position(token) + b.axes[0].shift, s = p / b.size, j = p % b.size % b.dilation;
-              const Index residue = s * std::min(b.dilation, b.size) + j;
-              if (mode == DilationMode::residue) return Met{residue, s, {residue, residue}, {s, s}};
-              const bool active = j == offset || (asks && !only_active_ask(mode));
-              return Met{active ? s : -1, s, active ? Interval{s, s} : kNone, {s, s}};
-            }};
-  }
-  void add_rules_of_blocks(const Branch& b, std::vector<Rule>& rules) const {
+  /// The runs of blocks in the rows of a list: the first of each row, the second ..
+  std::vector<std::vector<Interval>> runs_of(const Branch& b) const {
     constexpr std::size_t kMostRuns = 64;
-    std::vector<std::vector<Interval>> runs(at((g_.length() + b.size - 1) / b.size));
-    std::size_t most = 0;
+    std::vector<std::vector<Interval>> runs;
+    std::vector<std::size_t> count(at((g_.length() + b.size - 1) / b.size));
     for (const auto& [i, j] : b.pairs_of(head_, g_.spec.heads)) {
-      std::vector<Interval>& row = runs[at(i)];
-      if (!row.empty() && row.back().high + 1 == j) row.back().high = j;
-      else row.push_back({j, j});
-      most = std::max(most, row.size());
+      std::size_t& n = count[at(i)];
+      const bool follows = n > 0 && runs[n - 1][at(i)].high + 1 == j;
+      if (!follows && n++ == runs.size()) runs.emplace_back(count.size(), Interval{1, 0});
+      runs[n - 1][at(i)] = {follows ? runs[n - 1][at(i)].low : j, j};
     }
-    check(most <= kMostRuns, "plan: ", to_string({b}), ": a row of its list has ", most,
+    check(runs.size() <= kMostRuns, "plan: ", to_string({b}), ": a row of its list has ", runs.size(),
           " runs of blocks; in a union at most ", kMostRuns);
-    for (std::size_t run = 0; run < most; ++run) {
-      std::vector<Interval> met(runs.size(), kNone);
-      for (std::size_t i = 0; i < runs.size(); ++i)
-        if (run < runs[i].size()) met[i] = runs[i][run];
-      rules.push_back({1, [this, &b, met](std::int32_t token, std::size_t, bool) {
-                         const Index block = g_.position(token) / b.size;
-                         return Met{block, block, met[at(block)], met[at(block)]};
-                       }});
-    }
+    return runs;
   }
 
   // ---- classification ----

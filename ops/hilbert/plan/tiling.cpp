@@ -22,12 +22,25 @@ void Tiling::Lists::end_list() {
 
 Tiling::Lists Tiling::Lists::transposed(std::size_t tiles) const {
   std::vector<std::vector<Run>> runs(tiles);
-  for (Index i = 0; i < count(); ++i)
-    for (const Ref ref : of(at(i))) {
-      std::vector<Run>& its = runs[at(ref.tile)];
-      if (!its.empty() && its.back().end == i && its.back().partial == ref.partial) ++its.back().end;
-      else its.push_back({narrow(i), narrow(i + 1), ref.partial});
+  Refs before{}, now{};  // from list to list, what is met alike goes on
+  for (Index i = 0; i <= count(); ++i, before = now) {
+    now = i < count() ? of(at(i)) : Refs{};
+    Refs old = before, its = now;
+    for (std::int32_t tile = 0, end = 0; at(tile) < tiles; tile = end) {
+      end = narrow(tiles);
+      const auto kind_of = [&](Refs& x) {  // 0: not met
+        while (x.first != x.last && x.first->end <= tile) ++x.first;
+        if (x.first == x.last) return 0;
+        end = std::min(end, x.first->begin <= tile ? x.first->end : x.first->begin);
+        return x.first->begin <= tile ? 1 + x.first->partial : 0;
+      };
+      const int was = kind_of(old), is = kind_of(its);
+      for (; was != is && tile < end; ++tile) {
+        if (was != 0) runs[at(tile)].back().end = narrow(i);
+        if (is != 0) runs[at(tile)].push_back({narrow(i), 0, is == 2});
+      }
     }
+  }
   Lists out;
   for (const std::vector<Run>& its : runs) {
     for (const Run& r : its) out.add(r.begin, r.end, r.partial);
@@ -46,7 +59,7 @@ KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ra
   }
   for (std::size_t i = 1; i < first.size(); ++i) first[i] |= first[i - 1];
 }
-std::uint64_t KeyBits::Ordered::up_to(Index high) const {
+[[gnu::always_inline]] inline std::uint64_t KeyBits::Ordered::up_to(Index high) const {
   return first[at(number.empty() ? std::clamp<Index>(high - low + 1, 0, span)
                                  : std::ranges::upper_bound(number, high) - number.begin())];
 }

@@ -73,7 +73,7 @@ Schedule schedule_of(const Visits& visits, Index queries) {
 }  // namespace hopper
 
 Index one_pass_bytes(const Tiling& t, Index dim) {
-  return std::ssize(hopper::tiles_of(visits_of(t).queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes;
+  return std::ssize(hopper::tiles_of(visits(t).queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes;
 }
 
 }  // namespace hilt::kernels

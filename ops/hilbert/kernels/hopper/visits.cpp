@@ -16,16 +16,20 @@ namespace {
 using Owner = VisitSide::Owner;
 constexpr std::int32_t kCell = Visits::kCell;
 
-/// Owners of a list, and which one each tile belongs to.
+/// Owners of a list, that of each tile, and the end of the tiles behind it that own as many rows.
 struct Cut {
   std::vector<Owner> owner;
-  std::vector<std::int32_t> of;
+  std::vector<std::int32_t> of, alike;
   Cut(const std::vector<Tiling::Range>& tiles, bool merges) {
     for (const Tiling::Range& r : tiles) {
       if (owner.empty() || !merges || r.end - owner.back().row > Visits::kOwner)
         owner.push_back({r.begin, 0, 0, 0, 0, narrow(of.size()), 0, 0, {}});
       owner.back().rows = r.end - owner.back().row, ++owner.back().tiles;
-      of.push_back(narrow(owner.size() - 1));
+      of.push_back(narrow(owner.size() - 1)), alike.push_back(narrow(of.size()));
+    }
+    for (std::size_t i = of.size(); i-- > 1;) {
+      const Owner &a = owner[at(of[i - 1])], &b = owner[at(of[i])];
+      if (a.tiles == 1 && b.tiles == 1 && a.rows == b.rows) alike[i - 1] = alike[i];
     }
   }
 };
@@ -50,67 +54,88 @@ struct Hash {
   }
 };
 
+/// A cell, that of the same pairs with sides changed, and how many pairs it has.
+struct MaskedCell {
+  std::uint16_t cell, turned;
+  Index pairs;
+};
 class Masks {
  public:
   Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {
     Bits full;
     full.fill(~std::uint64_t{0});
-    cells_ = {{Bits{}, Visits::kEmpty}, {full, Visits::kFull}};
+    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty, 0}}, {full, {Visits::kFull, Visits::kFull, kCell * kCell}}};
   }
-  std::uint16_t cell_of(const Bits& bits) {
+  MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
-    if (words_.size() + Visits::kWords > most_) return compares = true, Visits::kCompare;
-    const auto cell = static_cast<std::uint16_t>(Visits::kMasks + words_.size() / Visits::kWords);
-    for (std::size_t thread = 0; thread < Visits::kWords; ++thread) words_.push_back(word(bits, thread));
-    return cells_[bits] = cell;
+    const Bits other = transposed(bits);
+    MaskedCell made{number_of(bits), 0, 0};
+    made.turned = other == bits ? made.cell : number_of(other);
+    for (const std::uint64_t row : bits) made.pairs += std::popcount(row);
+    cells_[other] = {made.turned, made.cell, made.pairs};
+    return cells_[bits] = made;
   }
   bool compares = false;  // there was no room for a mask
 
  private:
+  std::uint16_t number_of(const Bits& bits) {
+    if (words_.size() + Visits::kWords > most_) return compares = true, Visits::kCompare;
+    const auto cell = static_cast<std::uint16_t>(Visits::kMasks + words_.size() / Visits::kWords);
+    for (std::size_t thread = 0; thread < Visits::kWords; ++thread) words_.push_back(word(bits, thread));
+    return cell;
+  }
   static std::uint32_t word(const Bits& bits, std::size_t thread) {
     std::uint32_t out = 0;
-    for (std::size_t h = 0; h < 2; ++h) {
-      const std::uint64_t row = bits[thread / 32 * 16 + thread % 32 / 4 + 8 * h] >> thread % 4 * 2;
-      for (std::size_t c = 0; c < 8; ++c) out |= static_cast<std::uint32_t>(row >> 8 * c & 3) << (16 * h + 2 * c);
+    for (std::size_t h = 0; h < 2; ++h) {  // two bits of each byte, brought together
+      std::uint64_t x = bits[thread / 32 * 16 + thread % 32 / 4 + 8 * h] >> thread % 4 * 2 & 0x0303030303030303;
+      x = (x | x >> 6) & 0x000f000f000f000f, x = (x | x >> 12) & 0x000000ff000000ff;
+      out |= static_cast<std::uint32_t>((x | x >> 24) & 0xffff) << 16 * h;
     }
     return out;
   }
   std::vector<std::uint32_t>& words_;
   std::size_t most_;
-  std::unordered_map<Bits, std::uint16_t, Hash> cells_;
+  std::unordered_map<Bits, MaskedCell, Hash> cells_;
 };
 
-/// Adds a step to the visits of an owner; what continues the last one joins it.
-using VisitList = std::vector<VisitSide::Visit>;
-void append(VisitList& list, std::int32_t row, std::int32_t rows, const std::array<std::uint16_t, 2>& cell) {
-  if (!list.empty()) {
-    VisitSide::Visit& last = list.back();
-    if (last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0 &&
-        std::ranges::count(cell, Visits::kCompare) == 0) {
-      last.rows += rows;
-      return;
-    }
-  }
-  list.push_back({row, rows, cell, 0});
+/// The cells of an owner's halves, for each half of the other side's rows.
+using HalfCells = std::array<std::array<std::uint16_t, 2>, 2>;
+/// What two owners have in common.
+struct Met {
+  HalfCells by_query{}, by_key{};
+  Index pairs = 0;
+};
+/// Adds steps to the visits of the last owner of a side; what continues the last one joins it.
+void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows,
+            const std::array<std::uint16_t, 2>& cell) {
+  if (std::ssize(side.visit) > own.first && std::ranges::count(cell, Visits::kCompare) == 0)
+    if (VisitSide::Visit& last = side.visit.back();
+        last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0)
+      return void(last.rows += rows);
+  side.visit.push_back({row, rows, cell, 0});
 }
-/// The owners of a side, each with its visits behind those of others, and how many cells that are.
-void take(VisitSide& side, std::vector<Owner>& owners, std::vector<VisitList>& lists) {
-  for (std::size_t i = 0; i < owners.size(); ++i) {
-    Owner& own = owners[i];
-    own.first = narrow(side.visit.size()), own.visits = narrow(lists[i].size());
-    side.visit.insert(side.visit.end(), lists[i].begin(), lists[i].end());
-    std::array<std::int32_t, 2> met{-1, -1};  // by the halves: the last pair of steps
-    for (const VisitSide::Visit& visit : lists[i]) {
-      const std::int32_t first = own.steps / 2, steps = (visit.rows + kCell - 1) / kCell;
-      own.steps += steps;
-      const std::int32_t last = (own.steps - 1) / 2;
-      for (std::size_t half = 0; half < 2; ++half)
-        if (visit.cell[half] != Visits::kEmpty)
-          side.cells += steps, side.cells_wide += 2 * (last - std::max(first - 1, met[half])), met[half] = last;
-    }
-    lists[i] = {};
+/// The same with others that follow each other, each with these cells; without pairs it is no step.
+void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const HalfCells& cells) {
+  if (const Owner& first = others[0];
+      cells[0] == cells[1] && first.rows == Visits::kOwner && std::ranges::count(cells[0], Visits::kCompare) == 0)
+    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, cells[0]);
+  for (const Owner& other : others)
+    for (std::int32_t row = 0; row < other.rows; row += kCell)
+      if (const auto& cell = cells[at(row / kCell)]; cell[0] != Visits::kEmpty || cell[1] != Visits::kEmpty)
+        append(side, own, other.row + row, std::min(other.rows - row, kCell), cell);
+}
+/// Counts the steps and cells of an owner whose visits are all there.
+void count_steps(VisitSide& side, Owner& own) {
+  own.visits = narrow(std::ssize(side.visit)) - own.first;
+  std::array<std::int32_t, 2> met{-1, -1};  // by the halves: the last pair of steps
+  for (const VisitSide::Visit& visit : side.of(own)) {
+    const std::int32_t first = own.steps / 2, steps = (visit.rows + kCell - 1) / kCell;
+    own.steps += steps;
+    const std::int32_t last = (own.steps - 1) / 2;
+    for (std::size_t half = 0; half < 2; ++half)
+      if (visit.cell[half] != Visits::kEmpty)
+        side.cells += steps, side.cells_wide += 2 * (last - std::max(first - 1, met[half])), met[half] = last;
   }
-  side.owner = std::move(owners);
 }
 
 /// Parts of few owners that have many steps, by the tiling alone: a result has the same bits
@@ -156,7 +181,7 @@ struct Shapes {
     std::unordered_map<List, std::int32_t, Hash> known;
     const TokenList& ranks = asking ? t.q_ranks() : t.k_ranks();
     const auto boxes = at(t.boxes);
-    List its;
+    List its, before;
     for (const Owner& own : owners) {
       const std::size_t begin = at(own.row), end = begin + at(own.rows);
       its = {own.rows};
@@ -171,7 +196,8 @@ struct Shapes {
             if (asking) its.push_back(axis.high[i] - first.back());
           }
         }
-      number.push_back(known.try_emplace(its, narrow(known.size())).first->second);
+      number.push_back(its == before ? number.back() : known.try_emplace(its, narrow(known.size())).first->second);
+      before.swap(its);
     }
     comparisons = owners.empty() ? 0 : first.size() / owners.size();
   }
@@ -180,97 +206,101 @@ struct Shapes {
 /// Owners of queries and of keys, and the pairs that they have in the tiles that are listed.
 class OwnerWalk {
  public:
-  OwnerWalk(const Tiling& t, bool merges)
-      : queries(t.q_tile, merges), keys(t.k_tile, merges), t_(t), bits_(keys.owner.size()) {
+  OwnerWalk(const Tiling& t, bool merges, Masks& masks)
+      : queries(t.q_tile, merges), keys(t.k_tile, merges), t_(t), masks_(masks), bits_(keys.owner.size()) {
     if (t.met.partial > 0) shapes_.emplace_back(t, queries.owner, true), shapes_.emplace_back(t, keys.owner, false);
   }
   Cut queries, keys;
 
-  /// f(number of an owner of queries, that of one of keys, what `make` makes of their pairs),
-  /// ascending. What is alike is made once.
-  template <class Make, class F> void each(const Make& make, const F& f) {
-    std::unordered_map<List, decltype(make(OwnerPairs{})), Hash> known;
-    auto found = known.end();
+  /// Fills in the visits of a side. f(number of an owner, the first of some of the other side, how
+  /// many, what it and each have in common), ascending; what is alike is made once.
+  template <class F> void fill(VisitSide& side, bool keys_own, const F& f) {
+    Cut& ours = keys_own ? keys : queries;
+    const Cut& others = keys_own ? queries : keys;
+    const Tiling::Lists lists = keys_own ? t_.met.transposed(t_.k_tile.size()) : t_.met;
     std::vector<ListedTile> listed;
     List key;
-    for (std::size_t q = 0; q < queries.owner.size(); ++q) {
-      const Owner& own = queries.owner[q];
-      listed.clear();
+    for (std::size_t i = 0; i < ours.owner.size(); ++i) {
+      Owner& own = ours.owner[i];
+      own.first = narrow(side.visit.size()), listed.clear();
       for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
-        for (const Tiling::Ref ref : t_.met.of(at(tile)))
-          listed.push_back({at(keys.of[at(ref.tile)]), tile, ref.tile, ref.partial});
-      if (own.tiles > 1) std::ranges::stable_sort(listed, {}, &ListedTile::keys);
+        for (std::int32_t r = lists.begin[at(tile)]; r < lists.begin[at(tile) + 1]; ++r) {
+          const auto [begin, end, partial] = lists.run[at(r)];
+          for (std::int32_t j = begin; j < end; j = listed.back().end) {
+            const bool alone = own.tiles > 1 || partial;
+            listed.push_back({at(others.of[at(j)]), keys_own ? j : tile, keys_own ? tile : j,
+                              alone ? j + 1 : std::min(others.alike[at(j)], end), partial});
+          }
+        }
+      if (own.tiles > 1) std::ranges::sort(listed);
       for (std::size_t first = 0, end = 0; first < listed.size(); first = end) {
-        const std::size_t k = listed[first].keys;
-        while (end < listed.size() && listed[end].keys == k) ++end;
+        const std::size_t other = listed[first].owner, q = keys_own ? other : i, k = keys_own ? i : other;
+        while (end < listed.size() && listed[end].owner == other) ++end;
         const std::span its = std::span(listed).subspan(first, end - first);
         name(key, q, k, its);
-        if (found == known.end() || key != found->first) found = known.find(key);
-        if (found == known.end()) found = known.emplace(key, make(pairs_of(own, keys.owner[k], its))).first;
-        f(q, k, found->second);
+        const auto [known, fresh] = known_.try_emplace(key);
+        Met& met = known->second;
+        if (fresh) met = made(queries.owner[q], keys.owner[k], its, bits_[k]);
+        const auto alike = std::span(others.owner).subspan(other, at(others.of[at(its.back().end - 1)]) + 1 - other);
+        append(side, own, alike, keys_own ? met.by_key : met.by_query);
+        f(i, other, std::ssize(alike), met);
       }
+      count_steps(side, own);
     }
   }
 
  private:
   struct ListedTile {
-    std::size_t keys;  // their owner
-    std::int32_t q_tile, k_tile;
+    std::size_t owner;                 // of the other side
+    std::int32_t q_tile, k_tile, end;  // behind those of the other side that are met alike
     bool partial;
+    auto operator<=>(const ListedTile&) const = default;
   };
   /// All that the pairs of two owners depend on.
   void name(List& key, std::size_t q, std::size_t k, std::span<const ListedTile> listed) const {
-    key.clear();
     const std::int32_t row = queries.owner[q].row, column = keys.owner[k].row;
+    key = {queries.owner[q].rows, keys.owner[k].rows};
     for (const ListedTile& tile : listed) {
       const Tiling::Range x = t_.q_tile[at(tile.q_tile)], y = t_.k_tile[at(tile.k_tile)];
       key.insert(key.end(), {x.begin - row, x.end - row, y.begin - column, y.end - column, tile.partial});
     }
     if (std::ranges::none_of(listed, &ListedTile::partial)) return;
     key.insert(key.end(), {shapes_[0].number[q], shapes_[1].number[k]});
-    const std::size_t n = shapes_[0].comparisons;
-    for (std::size_t i = 0; i < n; ++i) key.push_back(shapes_[0].first[q * n + i] - shapes_[1].first[k * n + i]);
+    for (std::size_t i = 0, n = shapes_[0].comparisons; i < n; ++i)
+      key.push_back(shapes_[0].first[q * n + i] - shapes_[1].first[k * n + i]);
   }
-  OwnerPairs pairs_of(const Owner& q, const Owner& k, std::span<const ListedTile> listed) {
-    OwnerPairs out{};
-    for (const ListedTile& tile : listed) add(tile, q, k, out);
-    return out;
-  }
-  void add(const ListedTile& tile, const Owner& q, const Owner& k, OwnerPairs& out) {
-    const Tiling::Range rows = t_.q_tile[at(tile.q_tile)], columns = t_.k_tile[at(tile.k_tile)];
-    std::vector<KeyBits>& halves = bits_[tile.keys];
-    for (std::int32_t half = 0; tile.partial && half * kCell < k.rows && std::ssize(halves) <= half; ++half)
-      halves.emplace_back(t_, k.row + half * kCell, std::min(k.rows - half * kCell, kCell));
-    for (std::int32_t half = 0; half * kCell < k.rows; ++half) {
-      const std::int32_t first = k.row + half * kCell;
-      const std::uint64_t all =
-          ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
-      for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
-        out[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
-            tile.partial ? all & halves[at(half)].of(at(i)) : all;
+  Met made(const Owner& q, const Owner& k, std::span<const ListedTile> listed, std::vector<KeyBits>& halves) {
+    OwnerPairs pairs{};
+    for (const ListedTile& tile : listed) {
+      const Tiling::Range rows = t_.q_tile[at(tile.q_tile)], columns = t_.k_tile[at(tile.k_tile)];
+      for (std::int32_t half = 0; half * kCell < k.rows; ++half) {
+        const std::int32_t first = k.row + half * kCell;
+        if (tile.partial && std::ssize(halves) <= half)
+          halves.emplace_back(t_, first, std::min(k.rows - half * kCell, kCell));
+        const std::uint64_t all =
+            ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
+        for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
+          pairs[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
+              tile.partial ? all & halves[at(half)].of(at(i)) : all;
+      }
     }
-    if (t_.boxes > kFewBoxes) halves.clear();
+    if (t_.boxes > 4) halves.clear();  // of more boxes they take much memory
+    Met met{};
+    for (std::size_t a = 0; a < 2; ++a)
+      for (std::size_t b = 0; b < 2; ++b) {
+        const auto [cell, turned, n] = masks_.cell_of(pairs[a][b]);
+        met.by_query[b][a] = cell, met.by_key[a][b] = turned, met.pairs += n;
+      }
+    return met;
   }
 
   const Tiling& t_;
-  std::vector<Shapes> shapes_;              // of queries, of keys; where tiles are partial
-  std::vector<std::vector<KeyBits>> bits_;  // of each owner of keys, by halves; kept where boxes are few
-  static constexpr std::int32_t kFewBoxes = 4;
+  Masks& masks_;
+  std::vector<Shapes> shapes_;  // of queries, of keys; where tiles are partial
+  std::unordered_map<List, Met, Hash> known_;
+  std::vector<std::vector<KeyBits>> bits_;  // of each owner of keys, by halves
 };
 
-/// The cells of an owner's halves, for each half of the other side's rows.
-using HalfCells = std::array<std::array<std::uint16_t, 2>, 2>;
-/// Adds the steps of an owner with another, but for those without pairs; whether there is none.
-bool add_steps(VisitList& list, const Owner& other, const HalfCells& cells) {
-  bool all = true;
-  for (std::int32_t row = 0; row < other.rows; row += kCell) {
-    const auto& cell = cells[at(row / kCell)];
-    const bool any = cell[0] != Visits::kEmpty || cell[1] != Visits::kEmpty;
-    if (any) append(list, other.row + row, std::min(other.rows - row, kCell), cell);
-    all = all && any;
-  }
-  return all;
-}
 /// Counts the masks that each call makes, portion by portion of owners.
 void number_masks(VisitSide& side, Index portion) {
   Index n = 0;
@@ -295,118 +325,88 @@ void number_masks(VisitSide& side, Index portion) {
 Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool merges) {
   Visits out;
   Masks masks(out.mask, most);
-  OwnerWalk cells(t, merges);
-  std::vector<Owner>&queries = cells.queries.owner, &keys = cells.keys.owner;
-  std::vector<VisitList> of_queries(queries.size()), of_keys(keys.size());
+  OwnerWalk walk(t, merges, masks);
+  std::vector<Owner>&queries = walk.queries.owner, &keys = walk.keys.owner;
   std::vector<Index> owners(queries.size());  // of keys, that each meets
-  struct Met {
-    HalfCells by_query, by_key;
-    Index pairs = 0;
-  };
-  const auto cells_of = [&](const OwnerPairs& pairs) {
-    Met met{};
-    for (std::size_t a = 0; a < 2; ++a)
-      for (std::size_t b = 0; b < 2; ++b) {
-        if (pairs[a][b] == Bits{}) continue;
-        met.by_query[b][a] = masks.cell_of(pairs[a][b]), met.by_key[a][b] = masks.cell_of(transposed(pairs[a][b]));
-        for (const std::uint64_t row : pairs[a][b]) met.pairs += std::popcount(row);
-      }
-    return met;
-  };
-  cells.each(cells_of, [&](std::size_t q, std::size_t k, const Met& met) {
-    out.pairs += met.pairs, ++owners[q];
+  walk.fill(out.queries, false, [&](std::size_t q, std::size_t k, Index n, const Met& met) {
+    out.pairs += n * met.pairs, owners[q] += n;
     out.mixed = out.mixed || met.pairs != Index{queries[q].rows} * keys[k].rows;
-    if (!add_steps(of_keys[k], queries[q], met.by_key)) out.one_owner = false;
-    add_steps(of_queries[q], keys[k], met.by_query);
+    for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
+      out.one_owner = out.one_owner && met.by_key[at(row / kCell)] != std::array<std::uint16_t, 2>{};
   });
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
-  if (masks.compares && merges) return visits_of_owners(t, most, portion, false);
+  if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
+    return visits_of_owners(t, most, portion, false);
+  walk.fill(out.keys, true, [](auto...) {});
   out.one_owner = out.one_owner && std::ranges::count(owners, 1) == std::ssize(owners);
   const TokenList& names = t.k_names();
   for (const Owner& own : keys)  // of names that count up, the first says it of all
     for (std::int32_t r = 0; out.eights && r < own.rows; r += names.counts_up() ? own.rows : 1)
       out.eights = names[at(own.row + r)] == (names[at(own.row + r / 8 * 8)] & ~7) + r % 8;
   const bool small = std::ranges::all_of(keys, [](const Owner& own) { return own.rows <= kCell; });
-  const auto finish = [&](VisitSide& side, std::vector<Owner>& its, std::vector<VisitList>& lists, Index least) {
-    take(side, its, lists);
+  const auto finish = [&](VisitSide& side, std::vector<Owner>& its, Index least) {
+    side.owner = std::move(its);
     std::ranges::stable_sort(side.owner, std::greater<>(), &Owner::steps);
-    cut(side, least);
-    number_masks(side, portion);
+    cut(side, least), number_masks(side, portion);
   };
-  finish(out.queries, queries, of_queries, 32), finish(out.keys, keys, of_keys, small ? 8 : 32);
+  finish(out.queries, queries, 32), finish(out.keys, keys, small ? 8 : 32);
   return out;
 }
 
-/// Rows of the other side that an owner meets: its first half alone, both, its second half alone.
-using RowsMet = std::array<std::vector<std::int32_t>, 3>;
-/// Those of every owner; `n`: cells that are not empty. None where all lists together have too
-/// many.
-std::vector<RowsMet> rows_met(OwnerWalk& cells, bool keys_own, Index& n) {
-  constexpr Index kMost = 1 << 22;
-  std::vector<RowsMet> out((keys_own ? cells.keys : cells.queries).owner.size());
-  Index all = 0;
-  using Columns = std::array<std::array<std::uint64_t, 2>, 2>;  // of the other's halves, those that each half meets
-  const auto columns_of = [&](const OwnerPairs& pairs) {
-    Columns columns{};
-    for (std::size_t other = 0; other < 2; ++other)
-      for (std::size_t half = 0; half < 2; ++half) {
-        const Bits& bits = keys_own ? pairs[other][half] : pairs[half][other];
-        for (std::size_t row = 0; row < bits.size(); ++row)
-          columns[other][half] |= keys_own ? std::uint64_t{bits[row] != 0} << row : bits[row];
-      }
-    return columns;
-  };
-  cells.each(columns_of, [&](std::size_t q, std::size_t k, const Columns& columns) {
-    if (all > kMost) return;
-    RowsMet& its = out[keys_own ? k : q];
-    const std::int32_t first = (keys_own ? cells.queries.owner[q] : cells.keys.owner[k]).row;
-    for (std::size_t other = 0; other < 2; ++other) {
-      n += std::ranges::count_if(columns[other], [](std::uint64_t met) { return met != 0; });
-      for (std::uint64_t any = columns[other][0] | columns[other][1]; any != 0; any &= any - 1) {
-        const auto column = std::countr_zero(any);
-        const bool a = columns[other][0] >> column & 1, b = columns[other][1] >> column & 1;
-        its[a ? b : 2].push_back(first + narrow(other) * kCell + column), ++all;
-      }
-    }
-  });
-  return all > kMost ? std::vector<RowsMet>{} : out;
+/// The columns that some row of a cell meets, by cell.
+std::vector<std::uint64_t> columns_of(const Visits& v) {
+  std::vector<std::uint64_t> out(Visits::kMasks + v.mask.size() / Visits::kWords);
+  out[Visits::kFull] = ~std::uint64_t{0};
+  for (std::size_t i = 0; i < v.mask.size(); ++i) {  // two bits for each byte
+    std::uint64_t x = (v.mask[i] | v.mask[i] >> 16) & 0xffff;
+    x = (x | x << 24) & 0x000000ff000000ff, x = (x | x << 12) & 0x000f000f000f000f;
+    out[Visits::kMasks + i / Visits::kWords] |= ((x | x << 6) & 0x0303030303030303) << i % 4 * 2;
+  }
+  return out;
 }
 
-/// See with_short_lists(); null where they save too little. A copy of the tiling would have none of
-/// its visits.
+/// See with_short_lists(); null where they save too little. A copy would have none of its visits.
 using ShortLists = std::unique_ptr<const Tiling>;
 ShortLists short_lists(const Tiling& t, bool keys_own) {
   const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
   // Cells that are nearly half full have no fifth to save.
   if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
-  OwnerWalk cells(t, true);
-  Index before = 0, after = 0;  // cells
-  const std::vector<RowsMet> met = rows_met(cells, keys_own, before);
-  Selection list;
-  Tiling::Lists tiles;
-  std::vector<std::int32_t> entries;
-  for (std::size_t i = 0; i < met.size(); ++i) {
-    const auto alone = std::ssize(met[i][0]), first = alone + std::ssize(met[i][1]),
-               all = first + std::ssize(met[i][2]);
-    const auto steps = [](Index rows) { return (rows + kCell - 1) / kCell; };
-    after += steps(first) + steps(all) - alone / kCell;
-    const auto tile = narrow(list.tiles.size());
-    auto row = narrow(entries.size());
-    for (const std::vector<std::int32_t>& rows : met[i]) entries.insert(entries.end(), rows.begin(), rows.end());
-    for (const auto end = narrow(entries.size()); row < end; row = list.tiles.back().end)
-      list.tiles.push_back({row, std::min(end, row + narrow(Visits::kOwner))});
-    for (std::int32_t n = (keys_own ? cells.keys : cells.queries).owner[i].tiles; n > 0; --n) {
-      if (narrow(list.tiles.size()) > tile) tiles.add(tile, narrow(list.tiles.size()), true);
-      tiles.end_list();
-    }
-  }
-  if (met.empty() || 5 * after > 4 * before) return {};
-  list.entries = TokenList(std::move(entries));
-  auto made =
-      std::make_unique<const Tiling>(keys_own ? with_lists(t, &list, nullptr, tiles.transposed(list.tiles.size()))
-                                              : with_lists(t, nullptr, &list, std::move(tiles)));
   // Cells have numbers for so many masks.
   constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
+  const auto make = [&] { return visits_of(t, kMaskBytes); };
+  const Visits& v = visits(t).queries.made > 0 ? t.memo.get<Visits>({1}, make) : visits(t);
+  Index before = side_of(v).cells, after = 0;
+  std::vector<Owner> owners = side_of(v).owner;
+  std::ranges::sort(owners, {}, &Owner::row);
+  const std::vector<std::uint64_t> columns = columns_of(v);
+  Selection list;
+  Tiling::Lists tiles;
+  for (const Owner& own : owners) {
+    std::array<List, 3> met;  // rows that its first half meets alone, both, its second half alone
+    for (const VisitSide::Visit& visit : side_of(v).of(own)) {
+      const std::uint64_t first = columns[visit.cell[0]], second = columns[visit.cell[1]];
+      for (std::int32_t row = visit.row; row < visit.row + visit.rows; row += kCell)
+        for (std::uint64_t any = first | second; any != 0; any &= any - 1) {
+          const int column = std::countr_zero(any);
+          met[first >> column & 1 ? second >> column & 1 : 2].push_back(row + column);
+        }
+    }
+    const auto alone = std::ssize(met[0]), first = alone + std::ssize(met[1]), all = first + std::ssize(met[2]);
+    const auto steps = [](Index rows) { return (rows + kCell - 1) / kCell; };
+    after += steps(first) + steps(all) - alone / kCell;
+    std::int32_t tile = narrow(list.tiles.size()), row = narrow(list.entries.size());
+    for (const List& rows : met) list.entries.append(TokenList(rows));
+    for (const auto last = narrow(list.entries.size()); row < last; row = list.tiles.back().end)
+      list.tiles.push_back({row, std::min(last, row + narrow(Visits::kOwner))});
+    const auto end = narrow(list.tiles.size());
+    for (std::int32_t n = own.tiles; n > 0; --n, tiles.end_list())
+      if (end > tile) tiles.add(tile, end, true);
+    if (list.entries.size() > 1 << 22) return {};
+  }
+  if (side_of(v).made > 0 || 5 * after > 4 * before) return {};
+  if (keys_own) tiles = tiles.transposed(list.tiles.size());
+  auto made = std::make_unique<const Tiling>(
+      with_lists(t, keys_own ? &list : nullptr, keys_own ? nullptr : &list, std::move(tiles)));
   const Visits& lists = made->memo.get<Visits>({}, [&] { return visits_of(*made, kMaskBytes); });
   // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles
   // may have.
