@@ -11,6 +11,7 @@ import json
 import math
 import pathlib
 import re
+import statistics
 import sys
 import textwrap
 
@@ -270,7 +271,7 @@ def cpu_sweep(figures):
     rates = next(f for f in by[now] if f["figure"] == "rates")
     summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
     error = max(f.get("relative_error", 0) for f in problems)
-    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward. "
+    lines += ["", "Median/90th/95th percentile/worst of a pair's time, forward and backward. "
               f"f32, {rates['threads']} "
               f"thread{'s' if rates['threads'] > 1 else ''};"
               f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest "
@@ -327,16 +328,10 @@ def seeds(figures):
     first, by = figures[0], {}
     for f in figures[1:]:
         by.setdefault(f["isa"], []).append(f["above_percent"])
-    runs = sum(by.values(), [])
-    lines = [f"No run of {len(runs)} ended above {max(runs):g} %.", "",
-             "| instructions | runs | least, % | median | most |", "|---|---:|---:|---:|---:|"]
-    for isa, above in by.items():
-        above.sort()
-        median = (above[(len(above) - 1) // 2] + above[len(above) // 2]) / 2
-        lines.append(f"| {isa} | {len(above)} | {above[0]:g} | {median:g} | {above[-1]:g} |")
-    return "\n".join(lines + ["", "Loss on held-out stories above the entropy of their grammar, at the end of a "
-                                  "default run, seeds from 0 on, one thread.",
-                              f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
+    middle = ", ".join(f"{isa} {statistics.median(above):g}" for isa, above in by.items())
+    return "\n".join([f"{min(len(x) for x in by.values())} seeds each end at most {max(sum(by.values(), [])):g} % above "
+                      f"the entropy of their grammar, on held-out stories; medians: {middle}.",
+                      f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
 
 
 def ci(figures):
@@ -352,18 +347,29 @@ def ci(figures):
     counts = ["/".join(f"{sum(x[k] for x in f['lanes']):,}" for k in ("passed", "failed", "skipped")) for f in figures]
     lines.append("| passed/failed/skipped | " + " | ".join(counts) + " |")
     machines = "; ".join(dict.fromkeys(f["machine"] for f in figures))
-    return "\n".join(lines + ["", f"Seconds of compiling+testing (cuda and mutants: both) on {machines}: "
+    return "\n".join(lines + ["", f"Seconds of compiling+testing on {machines}: "
                               + ", ".join(f["date"] for f in figures) + "."])
+
+
+PIECES = {"fuzz": "20,000 configurations of attention, and every header",
+          "default": "the default training on base instructions",
+          "clocks": "errors within a second, failures within deadlines",
+          "python": "the package by pip, the newest torch, Jupyter", "clang": "the tests by another compiler",
+          "aarch64": "the tests under qemu", "cuda": "programs of a build for GPUs",
+          "undefined": "every check of the undefined-behavior sanitizer",
+          "hostile": "5,000 surroundings and each crash point", "long": "40 minutes of training with faults",
+          "parsers": "a coverage-guided fuzzer", "mutants": "each known bug"}
 
 
 def deep(figures):
     """The last run of each piece of the second tier."""
-    lines = ["| piece | date | commit | passed/failed/skipped | minutes |", "|---|---|---|---:|---:|"]
-    for f in {f["what"]: f for f in figures}.values():
+    last, lines = {f["what"]: f for f in figures}, []
+    for piece, what in PIECES.items():
+        f = last[piece]
         total = {k: sum(x[k] for x in f["lanes"]) for k in ("passed", "failed", "skipped", "build", "tests")}
         counts = "/".join(f"{total[k]:,}" for k in ("passed", "failed", "skipped"))
-        minutes = f"{(total['build'] + total['tests']) / 60:.0f}"
-        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {counts} | {minutes} |")
+        lines.append(f"- `{piece}`: {what}. {f['date']}: {counts}, "
+                     f"{(total['build'] + total['tests']) / 60:.0f} min")
     return "\n".join(lines)
 
 
