@@ -329,8 +329,9 @@ def seeds(figures):
     for f in figures[1:]:
         by.setdefault(f["isa"], []).append(f["above_percent"])
     middle = ", ".join(f"{isa} {statistics.median(above):g}" for isa, above in by.items())
-    return "\n".join([f"{min(len(x) for x in by.values())} seeds each end at most {max(sum(by.values(), [])):g} % above "
-                      f"the entropy of their grammar, on held-out stories; medians: {middle}.",
+    seeds, most = min(len(x) for x in by.values()), max(sum(by.values(), []))
+    return "\n".join([f"{seeds} seeds each end at most {most:g} % above the entropy of their grammar, on held-out "
+                      f"stories; medians: {middle}.",
                       f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
 
 
