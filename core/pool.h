@@ -130,6 +130,7 @@ class Pool {
 
   MemoryStats stats() {
     const std::lock_guard lock(mutex_);
+    stats_.saved = saved_.load(std::memory_order_relaxed);
     return stats_;
   }
   void reset_peak() {
@@ -137,8 +138,7 @@ class Pool {
     stats_.peak = stats_.live;
   }
   void saved(std::ptrdiff_t bytes) noexcept {
-    const std::lock_guard lock(mutex_);
-    stats_.saved += static_cast<std::size_t>(bytes);
+    saved_.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
   }
   void set_limit(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -224,6 +224,7 @@ class Pool {
   std::map<std::byte*, Shelf*> owners_;
   Shelf older_;  // what was given back but taken before the last recording began: some recording may read it
   MemoryStats stats_;
+  std::atomic<std::size_t> saved_{0};
   std::size_t limit_;
 };
 

@@ -33,9 +33,10 @@ Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Inde
   check(reinterpret_cast<std::uintptr_t>(storage_.data()) % size_of(dtype) == 0,
         "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
   Index last = offset;
-  for (int i = 0; i < rank(); ++i) {
-    check(stride(i) >= 0, "Tensor: stride ", stride(i), " of axis ", i, " is negative");
-    if (dim(i) > 0) last = checked_add(last, checked_mul(dim(i) - 1, stride(i), "Tensor"), "Tensor");
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank()); ++i) {
+    check(strides_[i] >= 0, "Tensor: stride ", strides_[i], " of axis ", i, " is negative");
+    const Index n = shape_.begin()[i];
+    if (n > 0) last = checked_add(last, checked_mul(n - 1, strides_[i], "Tensor"), "Tensor");
   }
   const auto elements = static_cast<Index>(storage_.bytes() / size_of(dtype));
   check(offset >= 0 && (numel() == 0 ? offset <= elements : last < elements), "Tensor: ", dtype, shape,
@@ -43,9 +44,9 @@ Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Inde
 }
 
 bool Tensor::is_contiguous() const {
-  const Strides row_major = contiguous_strides(shape_);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(rank()); ++i)
-    if (strides_[i] != row_major[i] && shape_.begin()[i] != 1 && numel() > 0) return false;
+  Index step = 1;
+  for (auto i = static_cast<std::size_t>(rank()); i-- > 0; step *= shape_.begin()[i])
+    if (strides_[i] != step && shape_.begin()[i] != 1 && numel() > 0) return false;
   return true;
 }
 
@@ -63,11 +64,6 @@ template <class T> std::vector<T> Tensor::to_vector() const {
   copy(view, *this);
   return out;
 }
-template std::vector<double> Tensor::to_vector() const;
-template std::vector<float> Tensor::to_vector() const;
-template std::vector<std::int64_t> Tensor::to_vector() const;
-template std::vector<std::int32_t> Tensor::to_vector() const;
-template std::vector<std::uint8_t> Tensor::to_vector() const;
 
 Tensor empty(const Shape& shape, DType dtype, Device device) {
   const Index bytes = checked_mul(shape.numel(), static_cast<Index>(size_of(dtype)), "empty");
@@ -99,11 +95,14 @@ template <class T> Tensor from_values(std::span<const T> values, const Shape& sh
   copy(t, Tensor(borrowed, shape, dtype_of<T>));
   return t;
 }
-template Tensor from_values(std::span<const double>, const Shape&, DType);
-template Tensor from_values(std::span<const float>, const Shape&, DType);
-template Tensor from_values(std::span<const std::int64_t>, const Shape&, DType);
-template Tensor from_values(std::span<const std::int32_t>, const Shape&, DType);
-template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
+#define HILT_OF_VALUES(T)                               \
+  template std::vector<T> Tensor::to_vector<T>() const; \
+  template Tensor from_values(std::span<const T>, const Shape&, DType);
+HILT_OF_VALUES(double)
+HILT_OF_VALUES(float)
+HILT_OF_VALUES(std::int64_t)
+HILT_OF_VALUES(std::int32_t)
+HILT_OF_VALUES(std::uint8_t)
 
 /// Where one side is a GPU. Between devices go dense bytes of one type; all else stays on a device.
 [[maybe_unused]] static void copy_with_gpu(Tensor& dst, const Tensor& src) {

@@ -55,8 +55,9 @@ Tensor product(const Tensor& x, const Tensor& y) {
   if (k == 0) return zeros(shape, x.dtype(), x.device());
   Tensor out = empty(shape, type, x.device());
   if (out.numel() == 0) return to(out, x.dtype());
-  const auto [from_a, from_b] = offsets(batches, a, b);
-  const kernels::BatchSteps steps{batches.numel(), from_a.data(), from_b.data(), m * n};
+  kernels::BatchSteps steps{batches.numel(), &kernels::kAtOnce, &kernels::kAtOnce, m * n};
+  std::array<std::vector<Index>, 2> from;
+  if (steps.batch > 1) from = offsets(batches, a, b), steps.a = from[0].data(), steps.b = from[1].data();
   kernels::visit_factors("matmul", a, [&]<class T, class At>(At where) {
     kernels::gemm_batched<T>(where, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),
                              {out.mutable_data<kernels::product_t<T, At>>(), n, 1});

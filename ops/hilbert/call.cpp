@@ -1,6 +1,5 @@
 // A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
-#include <map>
 #include "ops/hilbert/plan/tiles.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/ops.h"
@@ -68,10 +67,6 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
 // ---- passes -------------------------------------------------------------------------------------
 namespace {
 
-void note(std::string_view pass, const kernels::Decision& d) {
-  remember(AttentionRoute{pass, kernels::name_of(d.route), d.reason});
-}
-
 /// Where a row of the batch begins, in bytes.
 Index begin_of(const Tensor& x, Index row) { return row * x.stride(0) * static_cast<Index>(size_of(x.dtype())); }
 /// From a row of the batch on.
@@ -103,8 +98,9 @@ std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> 
   std::vector<TilingPass> passes;
   const Tiling* const joined =
       chain ? joined_tiling(parts[0].memo, parts[0].tilings, call.plan->tilings_of(0)) : nullptr;
-  if (joined) passes.push_back({.part = &parts[0], .tiling = joined, .heads = users(*call.plan, 0).begin()->second});
-  if (joined) passes[0].keys = false;
+  if (joined)
+    passes.push_back(
+        {.part = &parts[0], .tiling = joined, .heads = users(*call.plan, 0).begin()->second, .keys = false});
   const Index branches = branch_count(*call.plan);
   for (Index branch = 0; branch < branches; ++branch)
     for (const auto& [tiling, heads] : users(*call.plan, branch))
@@ -183,7 +179,7 @@ void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, 
     if (!pass.fresh && state.o.dtype() == DType::f32) pass.before = input(state.o, row);
     const kernels::Decision how = on.route_forward(on.where, pass);
     on.forward(on.where, pass, how);
-    note("forward", how);
+    remember(AttentionRoute{"forward", kernels::name_of(how.route), how.reason});
   }
   state.fresh = false;
 }
@@ -281,7 +277,7 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
     }
     if (pass.terms) pass.d_terms = &gradients;
     on.backward(on.where, pass, p.how);
-    note("backward", p.how);
+    remember(AttentionRoute{"backward", kernels::name_of(p.how.route), p.how.reason});
   }
 }
 

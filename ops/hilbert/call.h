@@ -17,7 +17,7 @@ struct Call {
   AttentionResult given = {};  // what its forward pass gave, where that is over
   Tensor out = {};             // where o is to be written
   ShardPlanPtr shard = {};     // of several ranks: what this one computes
-  Comm comm = {};
+  std::optional<Comm> comm = {};
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
   Tensor table = {};                   // relative [H, entries] and a 0, where some tokens lie on no grid
 

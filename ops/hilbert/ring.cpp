@@ -74,7 +74,7 @@ Incoming post(const Call& call, const KeysValues& own, std::size_t stage, std::s
     return of_both(
         own, [&](const Tensor& x) { return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device())); });
   };
-  return exchange(call.comm, {op, static_cast<Index>(stage)}, s.send, rows_of, s.receive, own[0]);
+  return exchange(*call.comm, {op, static_cast<Index>(stage)}, s.send, rows_of, s.receive, own[0]);
 }
 /// f(number, its keys and values) of each stage, while those of the next one are on their way.
 template <class F> void each_stage(const Call& call, const KeysValues& own, std::string_view op, const F& f) {
@@ -95,7 +95,7 @@ Incoming return_gradients(const Call& call, const KeysValues& theirs, std::size_
     const Index first = std::exchange(row, row + p.count);
     return of_both(theirs, [&](const Tensor& x) { return dense(slice(x, 1, first, row)); });
   };
-  return exchange(call.comm, {"ring backward, gradients", static_cast<Index>(stage)}, s.receive, rows_of, s.send,
+  return exchange(*call.comm, {"ring backward, gradients", static_cast<Index>(stage)}, s.receive, rows_of, s.send,
                   theirs[0]);
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 using List = std::vector<std::int32_t>;
 constexpr std::size_t kKept = 8;  // batches of plans on GPUs
+constexpr Index kFewTokens = 64;  // the plan of so many keeps its own
 
 Tensor index_of(const std::vector<Index>& values) { return from_values(values, {std::ssize(values)}); }
 
@@ -335,7 +336,8 @@ std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan
   const auto make = [&] {
     return std::make_shared<const std::vector<GroupBatch>>(made_batches(*plan, kv_heads, branch, device));
   };
-  if (device.is_cpu()) return make();
+  if (device.is_cpu() && plan->length() > kFewTokens) return make();
+  if (device.is_cpu()) return plan->memo().get<decltype(make())>({narrow(kv_heads), narrow(branch)}, make);
   static auto& recent =  // outlives every device
       *new Recent<std::tuple<PlanPtr, Index, Index, Device>, decltype(make())>(kKept);
   return recent.get({plan, kv_heads, branch, device}, make);

@@ -113,13 +113,14 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   /// Counts over the distinct sets: one that several heads share counts once.
   TileStats stats() const;
 
+  const Memo& memo() const { return memo_; }
   /// Bytes of the plan itself.
   std::size_t bytes() const;
 
  private:
   PlanSpec spec_;
   std::shared_ptr<const Permutation> order_;  // of tokens behind a prefix; none: they stand as they come
-  Memo memo_;                                 // order(), where it is another
+  Memo memo_;                                 // order(), where it is another, and what is made of the plan
   bool forced_ = false, agree_ = true;
   Grid grid_;
   std::vector<PlanPart> parts_;
