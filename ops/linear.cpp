@@ -55,7 +55,7 @@ Tensor product(const Tensor& x, const Tensor& y) {
   if (k == 0) return zeros(shape, x.dtype(), x.device());
   Tensor out = empty(shape, type, x.device());
   if (out.numel() == 0) return to(out, x.dtype());
-  kernels::BatchSteps steps{batches.numel(), &kernels::kAtOnce, &kernels::kAtOnce, m * n};
+  kernels::BatchSteps steps{.batch = batches.numel(), .c = m * n};
   std::array<std::vector<Index>, 2> from;
   if (steps.batch > 1) from = offsets(batches, a, b), steps.a = from[0].data(), steps.b = from[1].data();
   kernels::visit_factors("matmul", a, [&]<class T, class At>(At where) {

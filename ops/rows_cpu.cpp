@@ -78,10 +78,9 @@ template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>
     const W *const cosine = table + row % length * half, *const sine = table + (length + row % length) * half;
     const T* const in = x + row * heads * dim;
     T* const __restrict out = y + row * heads * dim;  // else two loops, and where blocks lie says which
-    for (Index head = 0; head < turning * dim; head += dim)
-      for (Index i = head; i < head + half; ++i) {
-        const W a = static_cast<W>(in[i]), b = static_cast<W>(in[i + half]), c = cosine[i - head];
-        const W s = sine[i - head] * turn;
+    for (Index h = 0; h < turning * dim; h += dim)
+      for (Index i = h; i < h + half; ++i) {
+        const W a = static_cast<W>(in[i]), b = static_cast<W>(in[i + half]), c = cosine[i - h], s = sine[i - h] * turn;
         out[i] = static_cast<T>(a * c - b * s);
         out[i + half] = static_cast<T>(a * s + b * c);
       }

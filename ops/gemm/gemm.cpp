@@ -94,7 +94,7 @@ void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T
 template <class T, class At>
 bool gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
                const Extras<product_t<T, At>>& extras) {
-  tiled_products<T>({1, &kAtOnce, &kAtOnce, 0}, m, n, k, a, b, c, extras);
+  tiled_products<T>({}, m, n, k, a, b, c, extras);
   return true;
 }
 template <class T, class At>

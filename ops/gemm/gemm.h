@@ -64,10 +64,10 @@ bool gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<co
 
 /// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes
 /// c at c + i * steps.c. Each is cut into tiles of C. On a GPU f32, and 16-bit factors.
-inline constexpr Index kAtOnce = 0;  // the steps of a batch of one
 struct BatchSteps {
+  static constexpr Index kStart = 0;
   Index batch = 1;
-  const Index *a = nullptr, *b = nullptr;
+  const Index *a = &kStart, *b = &kStart;  // of one product
   Index c = 0;
 };
 template <class T, class At>
