@@ -53,7 +53,7 @@ function paintMatrices(now) {
     [...drawn.querySelector("table").rows].forEach((r, i) => [...r.cells].forEach((cell, j) => {
       const value = now[of][i][j], field = cell.firstElementChild;
       if (!field) cell.textContent = digits(value);
-      else if (field !== document.activeElement || field.valueAsNumber !== value) field.value = value;
+      else if (field !== document.activeElement) field.value = value;
       if (field) field.tabIndex = of === name && i === row && j === column ? 0 : -1;
       cell.classList.toggle("follows", Math.abs(moved[of][i][j] - value) > 1e-9);
       cell.classList.toggle("slope", of === gradientOf[name] && i === row && j === column);
@@ -73,16 +73,19 @@ function fieldOf(name, i, j) {
   const set = (value) => {
     if (Number.isNaN(value)) return;
     hand.inputs[name][i][j] = Math.min(kMostTyped, Math.max(-kMostTyped, value)), touch();
+    if (field.validity.rangeOverflow || field.validity.rangeUnderflow) field.reportValidity();
   };
   let from;
   field.addEventListener("focus", () => ((hand.chosen = [name, i, j]), touch()));
+  field.addEventListener("click", () => field.select());
   field.addEventListener("input", () => set(field.valueAsNumber));
   field.addEventListener("blur", () => (field.value = hand.inputs[name][i][j]));
   field.addEventListener("pointerdown", (e) => {
     from = { x: e.clientX, value: hand.inputs[name][i][j] }, field.setPointerCapture(e.pointerId);
   });
   field.addEventListener("pointermove", (e) => {
-    if (from && Math.abs(e.clientX - from.x) > 3) set(Math.round(10 * from.value + (e.clientX - from.x) / 4) / 10);
+    if (!from || Math.abs(e.clientX - from.x) <= 3) return;
+    set(Math.round(10 * from.value + (e.clientX - from.x) / 4) / 10), (field.value = hand.inputs[name][i][j]);
   });
   for (const end of ["pointerup", "pointercancel"]) field.addEventListener(end, () => (from = undefined));
   return field;
@@ -115,7 +118,7 @@ function told_step({ name, q, k, factor }) {
     weights: "Backward. S again, and from it P = exp(S − L) at once: L is the whole row's. Δ = dO · O.",
     slopes: "dP = dO Vᵀ, and dS = P (dP − Δ).",
     gradients: "The tile gives c dS K to dQ of its queries, c dSᵀ Q to dK and Pᵀ dO to dV of its keys.",
-    done: "dQ, dK and dV are complete. Fused never held more than one tile.",
+    done: "dQ, dK and dV are complete. Fused never held more than a tile of two matrices.",
   }[name];
 }
 /** How many numbers of pairs are in memory: the tape adds tile to tile, fused has those of one. */

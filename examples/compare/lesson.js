@@ -150,6 +150,7 @@ for (const e of document.querySelectorAll("[data-step]")) {
   e.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && light(e.dataset.step));
 }
 sheet.querySelector("button").addEventListener("click", shut);
+document.addEventListener("keydown", (e) => e.key === "Escape" && shut());
 if (matchMedia("(min-width: 901px)").matches) light("dV");
 const leaves = ([seen]) => seen.isIntersecting || shut();
 new IntersectionObserver(leaves).observe(document.querySelector(".walks"));

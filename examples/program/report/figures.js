@@ -66,6 +66,7 @@ function show() {
     const dark = style.colorScheme ? style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     style.colorScheme = dark ? "light" : "dark";
   });
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((e) => (e.open = true)));
 }
 
 /** An element, HTML or SVG, with attributes and children. */
