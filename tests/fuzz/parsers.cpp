@@ -152,7 +152,12 @@ void terms(std::string_view text) {
     const std::size_t equals = line.find('=');
     if (equals != line.npos) read_term(config, line.substr(0, equals), line.substr(equals + 1));
   }
-  if (config.relative.rank() == 0 || config.relative.numel() < 4096) (void)make_terms(config, 4, 64, DType::f32);
+  const auto is_small = [](const Shape& shape) {  // what is named is made
+    double n = 1;
+    for (const Index extent : shape) n *= static_cast<double>(extent == 0 ? 64 : extent);
+    return n < 4096;
+  };
+  if (is_small(config.relative) && is_small(config.bias)) (void)make_terms(config, 4, 64, DType::f32);
 }
 
 /// Words of a line each, and of a file in an INI's syntax behind a line `--`.
