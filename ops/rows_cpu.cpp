@@ -74,18 +74,18 @@ template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>
   const auto [outer, length, heads, dim, turning, sign] = by;
   const Index half = dim / 2;
   const W turn = static_cast<W>(sign);
-  parallel_each(outer * length, kPiece / (heads * dim + 1) + 1, [=](Index row) {
+  const auto turn_row = [=](Index row) __attribute__((noinline)) {  // a second copy may round otherwise
     const W *const cosine = table + row % length * half, *const sine = table + (length + row % length) * half;
-    const T* const in = x + row * heads * dim;
-    T* const __restrict out = y + row * heads * dim;  // else two loops, and where blocks lie says which
-    for (Index h = 0; h < turning * dim; h += dim)
+    const Index first = row * heads * dim, last = first + turning * dim;
+    for (Index h = first; h < last; h += dim)
       for (Index i = h; i < h + half; ++i) {
-        const W a = static_cast<W>(in[i]), b = static_cast<W>(in[i + half]), c = cosine[i - h], s = sine[i - h] * turn;
-        out[i] = static_cast<T>(a * c - b * s);
-        out[i + half] = static_cast<T>(a * s + b * c);
+        const W a = static_cast<W>(x[i]), b = static_cast<W>(x[i + half]), c = cosine[i - h], s = sine[i - h] * turn;
+        y[i] = static_cast<T>(a * c - b * s);
+        y[i + half] = static_cast<T>(a * s + b * c);
       }
-    for (Index i = turning * dim; i < heads * dim; ++i) out[i] = in[i];
-  });
+    for (Index i = last; i < first + heads * dim; ++i) y[i] = x[i];
+  };
+  parallel_each(outer * length, kPiece / (heads * dim + 1) + 1, turn_row);
 }
 
 #define HILT_CPU_ROWS(OP)                          \
