@@ -34,7 +34,7 @@ template <class E> Index packed(Index n) { return kPacked<E> ? (n + 1) / 2 : n; 
 
 template <class E>
 [[gnu::always_inline]] inline void multiply_add(Vector<Sum<E>>& sum, E left, const Vector<E>& right) {
-#if defined __clang__ && (defined __FMA__ || defined __ARM_NEON)  // it sees one block at a time
+#if defined __clang__ && (defined __FMA__ || defined __ARM_NEON)  // joins them in straight code alone
   sum = __builtin_elementwise_fma(left - Vector<E>{}, right, sum);
 #else
   sum += left * right;
