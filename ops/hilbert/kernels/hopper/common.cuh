@@ -573,7 +573,7 @@ struct Lane {
 /// multiply(where they are, rings).
 template <class Loader, class M, class Problem, class Multiply>
 __device__ __forceinline__ void run_block(const Problem& p, const Multiply& multiply) {
-  static_assert(registers_fit(kThreads, M::kProducerRegisters, M::kConsumerRegisters) && M::size <= kMostShared);
+  static_assert(M::size <= kMostShared);
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
   const decltype(Loader::to) rings(shared_address(memory), group == 0);
@@ -588,7 +588,7 @@ __device__ __forceinline__ void run_block(const Problem& p, const Multiply& mult
     load_items<M>(Loader{p, rings, Gather(p.chunks)});
     return;
   }
-  more_registers<M::kConsumerRegisters>();
+  more_registers<registers_left(kThreads, M::kProducerRegisters)>();
   multiply(Lane(group), rings);
 }
 
@@ -652,7 +652,7 @@ template <class Statistic, class F> __device__ __forceinline__ void for_scores(c
 /// early, where their latency is hidden.
 __device__ __forceinline__ std::uint32_t word_of(const Work& w, const Step& step, const Lane& at) {
   const int cell = step.cell(at.half), thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  if (cell == Visits::kEmpty) return 0;
+  if (cell <= Visits::kFull) return cell == Visits::kFull ? ~0u : 0;
   return __ldg(cell >= Visits::kMasks ? w.mask + (cell - Visits::kMasks) * kWarpgroup + thread
                                       : w.made + (step.mask + at.half) * kWarpgroup + thread);
 }

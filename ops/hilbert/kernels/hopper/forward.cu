@@ -42,7 +42,7 @@ struct ForwardProblem : Work {
 
 template <int D_, int kKeys, Extra kExtra_> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell;
-  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = 72;
   static constexpr Extra kExtra = kExtra_;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kTile>;

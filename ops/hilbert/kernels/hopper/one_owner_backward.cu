@@ -25,7 +25,7 @@ constexpr int kReadBarrier = 2, kWrittenBarrier = 3;
 template <int D_, bool kAlone_> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kAlone = kAlone_, kBehind = false;
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 56;
   static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
   static constexpr int kStages = D == 64 ? 4 : 2;
   using Keys = Tile<D, kTile>;
@@ -154,8 +154,7 @@ template <class E, class M> struct Multiplier {
     const typename M::StreamedRing before = from.streamed;
     if constexpr (kBehind) from.streamed.next();
     const bool full = step.cell(at.half) == Visits::kFull;
-    std::uint32_t word = 0;
-    if (!full) word = word_of(p, step, at);
+    const std::uint32_t word = word_of(p, step, at);
     float s[32], t[32];
     const std::uint32_t own = k_tile + at.rows(), q_tile = from.streamed.tile(), d_o_tile = q_tile + Queries::kBytes;
     from.streamed.wait_full();

@@ -27,8 +27,7 @@ using namespace kernels::hopper;
 using Meeting = Schedule::Meeting;
 static_assert(kHeads <= 256 && Schedule::kRankShift >= 6);
 
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
+constexpr int kProducerRegisters = 40;
 constexpr int kMultipliers = kMultiplying / kWarp;  // warps
 
 struct AddedUp : OnePass {
@@ -364,11 +363,8 @@ template <class E, class M> struct Multiplier {
 
   /// Bits of the mask of a step.
   __device__ __forceinline__ std::uint32_t word_of(int step) const {
-    const auto cells =
-        static_cast<std::uint32_t>(load_shared<int>(room.met(tiles) + 16 + 4 * static_cast<unsigned>(step)));
-    const std::uint32_t cell = cells >> 16 * half & 0xffff;
-    if (cell < Visits::kMasks) return cell == Visits::kFull ? ~0u : 0;
-    return __ldg(p.mask + (cell - Visits::kMasks) * kWarpgroup + thread);
+    const auto cells = load_shared<std::uint32_t>(room.met(tiles) + 16 + 4 * static_cast<unsigned>(step));
+    return hopper::word_of(p, {0, kCell, cells}, Lane(half + 1));
   }
 
   // Products are begun here and waited for elsewhere.
@@ -618,7 +614,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_pass_backward_kernel(const __
     }
     return;
   }
-  more_registers<kConsumerRegisters>();
+  more_registers<registers_left(kThreads, kProducerRegisters)>();
   Multiplier<E, M> multiplier{p, group - 1, room};
   multiplier.run();
 }

@@ -65,9 +65,9 @@ __device__ __forceinline__ bool named_all(int id, int threads, bool holds) {
 }
 
 /// setmaxnreg only shares out what the launch allocated, floor(65536 / threads / 8) * 8 registers a
-/// thread; asking for more waits for ever.
-constexpr bool registers_fit(int threads, int producer, int consumer) {
-  return kWarpgroup * producer + (threads - kWarpgroup) * consumer <= 65536 / threads / 8 * 8 * threads;
+/// thread: what one warpgroup that loads leaves to others. Asking for more waits for ever.
+constexpr int registers_left(int threads, int producer) {
+  return (65536 / threads / 8 * 8 * threads - kWarpgroup * producer) / (threads - kWarpgroup) / 8 * 8;
 }
 template <int N> __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));

@@ -47,7 +47,7 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128, kBehind = false;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 56;
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
   // A stage has both tiles of a step; or, where they are too large, one.
   static constexpr int kTiles = D <= 128 ? 2 : 1;
@@ -281,8 +281,7 @@ template <class E, class M, int N> struct Accumulate {
     float s[32];
     const std::uint32_t own = from.owned.tile(), lse_at = from.statistic();
     const int cell = step.cell(at.half);
-    std::uint32_t word = ~0u;
-    if (cell != Visits::kFull) word = word_of(p, step, at);
+    std::uint32_t word = word_of(p, step, at);
     wgmma_begin();
     multiply_rows<E, OwnedTile, StreamedTile>(s, own, from.streamed.tile());
     wgmma_commit();
@@ -312,8 +311,7 @@ template <class E, class M, int N> struct Accumulate {
                                       int own_row, int head) const {
     constexpr bool kBoth = M::kKeys && !M::kSplit;
     const std::uint32_t own = from.owned.tile() + (M::kSplit ? 0 : at.rows());
-    std::uint32_t word = ~0u;
-    if (kMasked && step.cell(at.half) != Visits::kFull) word = word_of(p, step, at);
+    std::uint32_t word = kMasked ? word_of(p, step, at) : ~0u;
 #pragma unroll 1
     for (int row = step.row;; row += kCell) {
       float s[32], t[32];
@@ -374,23 +372,6 @@ template <class E, class M, int N> struct Accumulate {
   }
 };
 
-/// Those of a lane's two owned rows; -1 beyond them.
-__device__ __forceinline__ void tokens_of(const Pass& p, const Item& x, const Lane& at, int (&token)[2]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = at.row + 8 * h;
-    token[h] = row < x.rows ? __ldg(p.own.token.data() + x.row + row) : -1;
-  }
-}
-__device__ __forceinline__ void statistics_of(const Pass& p, const Item& x, const int (&token)[2], ByRow& lse,
-                                              ByRow& delta) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-    if (token[h] >= 0) {
-      const std::int64_t statistics = p.row(x.batch, x.head) * p.length + token[h];
-      lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
-    }
-}
 /// The gradients of what is owned; with kSplit one of the two, by role.
 template <class E, class M, bool kAdds, int N>
 __device__ __forceinline__ void store(const Pass& p, const Item& x, const Lane& at, int role, const int (&token)[2],
@@ -435,13 +416,17 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
         const Item x = rings.items.read();
         more = x.number >= 0;
         if constexpr (M::kSplit) at.row += (x.part - at.half) * kCell, at.half = x.part;
-        tokens_of(p, x, at, token);
         ByRow lse{}, delta{};  // of owned queries
-        if constexpr (!M::kKeys) statistics_of(p, x, token, lse, delta);
         RowSite owned[2];
-        if constexpr (M::kTerms) {
 #pragma unroll
-          for (int h = 0; h < 2; ++h) owned[h] = p.terms.own_site(x, at.row + 8 * h);
+        for (int h = 0; h < 2; ++h) {
+          const int row = at.row + 8 * h;
+          token[h] = row < x.rows ? __ldg(p.own.token.data() + x.row + row) : -1;
+          if (!M::kKeys && token[h] >= 0) {
+            const std::int64_t statistics = p.row(x.batch, x.head) * p.length + token[h];
+            lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
+          }
+          if constexpr (M::kTerms) owned[h] = p.terms.own_site(x, row);
         }
         TermCollector<D> collected;
         int step_row[1] = {};
