@@ -26,44 +26,11 @@ def size(n):
         n /= 1000
 
 
-def wins(pairs):
-    """How often the first of two times is the shorter."""
-    pairs = list(pairs)
-    return sum(a < b for a, b in pairs), len(pairs)
-
-
 def speed(pairs, who):
     """Our time and another's, of some problems: who is faster, and from how many times to how many."""
     found = sorted(b / a for a, b in pairs)
     word = "faster than" if found[0] >= 1 else "slower than" if found[-1] < 1 else "beside"
     return f"{word} {who} ({found[0]:.3g} to {found[-1]:.3g} x)"
-
-
-def lane(name):
-    figures = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
-    first, ms, floor = figures[0], {}, {}
-    for f in figures:
-        if "ms" in f and f.get("length") == 65536:
-            key = (f["pattern"], f["dim"], f["pass"])
-            ms[key + (f["order"], f["figure"] == "peer")] = f["ms"]
-            if "floor_ms" in f:
-                floor[key] = f["floor_ms"]
-    beside = lambda order, x: wins((ms[k], ms[k[:3] + (order, True)]) for k in ms if k[2:] == (x, "hilbert", False))
-    (a, n), (b, _), (c, _), (d, _) = [beside(order, x) for order in ("hilbert", "row") for x in ("forward", "backward")]
-    lines = [f"In Hilbert order Hilt is faster than PyTorch in {a} of {n} forward, {b} backward; than PyTorch in "
-             f"storage order in {c} and {d}.", "",
-             "| pattern, head dim | Hilt, Hilbert order | Hilt, storage order | PyTorch, Hilbert order | PyTorch, "
-             "storage order | floor |", "|---|---:|---:|---:|---:|---:|"]
-    for pattern, dim in dict.fromkeys((p, d) for p, d, _, _, peer in ms if not peer):
-        both = lambda *at: "/".join(f"{ms[(pattern, dim, x) + at]:.3g}" for x in ("forward", "backward"))
-        least = "/".join(f"{floor[(pattern, dim, x)]:.3g}" for x in ("forward", "backward"))
-        lines.append(f"| `{pattern}`, {dim} | {both('hilbert', False)} | {both('row', False)} | "
-                     f"{both('hilbert', True)} | {both('row', True)} | {least} |")
-    lines += ["", "Milliseconds forward/backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. "
-                  "PyTorch gathers, runs cuDNN, and scatters."
-              " Floor: bytes at the measured copy rate, or products at 716 TFLOP/s.",
-              stamp("tests/tools/gpu_lane", first)]
-    return "\n".join(lines)
 
 
 def stamp(command, f):
@@ -174,30 +141,43 @@ def both(f, what="_ms"):
     return f"{f['forward' + what]:.3g}/{f['backward' + what]:.3g}"
 
 
-def newest(figures):
-    """The named problems as the last commit that measured them did, by their options."""
-    found = [f for f in figures if f["figure"] == "named"]
+def newest(figures, library=None):
+    """The named problems as the last commit that measured them did, by their options; or those of a peer."""
+    found = [f for f in figures if f["figure"].startswith("named") and f.get("library") == library]
     return {f["problem"]: f for f in found if f["commit"] == found[-1]["commit"]}
 
 
 def sweep(figures):
-    """The named problems on an H100, and the draw on an H200."""
+    """The named problems on an H100 beside peers, and the draw on an H200."""
     now = [json.loads(line) for line in (RESULTS / "h100_named.jsonl").read_text().splitlines()]
-    here = newest(now)
-    lines = ["| batch x tokens x heads x dims, order but `row`, pattern | H100 (floor) |", "|---|---:|"]
+    here, cudnn, flash = newest(now), newest(now, "cudnn"), newest(now, "fa4")
+    lines = ["| batch x tokens x heads x dims, order but `row`, pattern | Hilt (floor) | cuDNN | FlashAttention-4 |",
+             "|---|---:|---:|---:|"]
     for problem in (RESULTS.parent / "named_problems.txt").read_text().splitlines():
         word, f = dict(zip(*[iter(problem.split())] * 2)), here[problem]
         causal = ", causal" if word["--causal"] == "token" else ""
         order = "" if word["--order"] == "row" else f"`{word['--order']}`, "
+        peers = [both(x[problem]) if problem in x else "" for x in (cudnn, flash)]
+        if problem in flash:
+            peers[1] += f"/{flash[problem]['ordered_ms']:.3g}"
         lines.append(f"| {word['--batch']}x{int(word['--length']):,}x{word['--heads']}x{word['--head-dim']}, "
-                     f"{order}`{word['--pattern']}`{causal} | {both(f)} ({both(f, '_floor_ms')}) |")
+                     f"{order}`{word['--pattern']}`{causal} | {both(f)} ({both(f, '_floor_ms')}) | "
+                     f"{' | '.join(peers)} |")
     over = lambda x: sorted(f[x + "_ms"] / f[x + "_floor_ms"] for f in here.values())
     far = lambda i: "/".join(f"{over(x)[i]:.3g}" for x in ("forward", "backward"))
-    lines = [f"Over its floor Hilt takes {far(len(here) // 2)} x at the median, {far(-1)} x at most.", "", *lines]
+    ahead = lambda peer, way, its: sum(here[p][way] <= x[its] for p, x in peer.items())
+    lines = [f"Over its floor Hilt takes {far(len(here) // 2)} x at the median, {far(-1)} x at most. It is as fast as "
+             f"cuDNN in {ahead(cudnn, 'forward_ms', 'forward_ms')} of {len(cudnn)} forward, "
+             f"{ahead(cudnn, 'backward_ms', 'backward_ms')} backward. As FlashAttention-4 it is in "
+             f"{ahead(flash, 'forward_ms', 'forward_ms')} of {len(flash)} forward, "
+             f"{ahead(flash, 'backward_ms', 'backward_ms')} backward, {ahead(flash, 'backward_ms', 'ordered_ms')} in a "
+             "fixed order, which Hilt's is.", "", *lines]
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: "/".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
-    lines += ["", "Milliseconds forward/backward, medians of three.", stamp(command, now[-1]), "",
+    lines += ["", "Milliseconds forward/backward, medians of three; of FlashAttention-4 backward in any order and in a "
+              "fixed one. Peers have segments in storage order (`tests/bench/peers/named.py`).",
+              stamp(command, now[-1]), "",
               f"{summary['problems']} problems drawn on the H200 at {summary['commit']} (`{summary['arguments']}`, "
               f"{summary['failed']} failed) over their floors, median/90th/95th percentile/worst: forward "
               f"{ratios('forward')}, backward {ratios('backward')}."]
@@ -392,8 +372,6 @@ def table(name):
         file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name,
             name if name in ("cpu_sweep", "cpu_attention", "ci", "deep", "routes", "plans") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
-    if (RESULTS / f"{name}.jsonl").exists():
-        return lane(name)
     r = json.loads((RESULTS / f"{name}.json").read_text())
     c, m = r["config"], r["machine"]
     said = {"dense": "dense, taped", "taped": "taped: op by op",
