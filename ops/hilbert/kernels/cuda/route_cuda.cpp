@@ -81,10 +81,10 @@ Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";
   if (b.terms && !are_distances(b)) return "one pass knows of score terms only distances of tokens that count up";
-  const VisitsView::Side& keys = visits_on_device(*b.tiling, where).keys;
+  const VisitSide& keys = visits(*b.tiling).keys;
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there
-  if (keys.steps * std::ssize(keys.owner) > kSteps) return "one pass would list too many tiles";
+  if (keys.owner[0].steps * std::ssize(keys.owner) > kSteps) return "one pass would list too many tiles";
   const ScheduleView& s = schedule_on_device(*b.tiling, where, queries_of(b));
   if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
   if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";
@@ -188,11 +188,11 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
     d.direct = whole && d.route == Route::mma;
     return d;
   }
-  const VisitsView& visits = visits_on_device(*b.tiling, where);
+  const bool one_owner = visits(*b.tiling).one_owner;
   const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
-  const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
-  const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
-                   !visits.one_owner;
+  const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && one_owner;
+  const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && !one_owner &&
+                   visits_on_device(*b.tiling, where).paired;
   Decision d{.route = one || two ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
   if (one || two) return d;
   d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
@@ -201,14 +201,13 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
 }
 
 /// The pass over keys that share the bits which drop their weights, where it drops any.
-template <class Pass> Pass in_eights(Cuda where, Pass pass) {
-  if (pass.sizes.dropout != 0 && !visits_on_device(*pass.tiling, where).eights)
-    pass.tiling = &with_ascending_keys(*pass.tiling);
+template <class Pass> Pass in_eights(Pass pass) {
+  if (pass.sizes.dropout != 0 && !visits(*pass.tiling).eights) pass.tiling = &with_ascending_keys(*pass.tiling);
   return pass;
 }
 
 void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
-  ForwardPass f = d.route == Route::hopper ? in_eights(where, pass) : pass;
+  ForwardPass f = d.route == Route::hopper ? in_eights(pass) : pass;
   if (d.route == Route::plain) return plain_forward(where, f, {});
   if (d.route == Route::hopper) f.tiling = &hopper::walked(f, false);
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
@@ -223,7 +222,7 @@ void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
 }
 
 void attention_backward(Cuda where, const BackwardPass& pass, const Decision& d) {
-  const BackwardPass b = d.route == Route::hopper ? in_eights(where, pass) : pass;
+  const BackwardPass b = d.route == Route::hopper ? in_eights(pass) : pass;
   if (d.route == Route::plain) return plain_backward(where, b, {});
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
