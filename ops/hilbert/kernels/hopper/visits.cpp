@@ -54,25 +54,31 @@ struct Hash {
   }
 };
 
-/// A cell, that of the same pairs with sides changed, and how many pairs it has.
+/// A cell, that of the same pairs with sides changed, its pairs, and the columns and rows that have some.
 struct MaskedCell {
   std::uint16_t cell, turned;
-  Index pairs;
+  Index pairs = 0;
+  std::uint64_t columns = 0, rows = 0;
 };
 class Masks {
  public:
   Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {
     Bits full;
     full.fill(~std::uint64_t{0});
-    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty, 0}}, {full, {Visits::kFull, Visits::kFull, kCell * kCell}}};
+    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty}},
+              {full, {Visits::kFull, Visits::kFull, kCell * kCell, full[0], full[0]}}};
   }
   MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
+    MaskedCell made{number_of(bits), Visits::kCompare};
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      made.pairs += std::popcount(bits[i]), made.columns |= bits[i];
+      made.rows |= std::uint64_t{bits[i] != 0} << i;
+    }
+    if (made.cell == Visits::kCompare) return made;  // as all will be that come
     const Bits other = transposed(bits);
-    MaskedCell made{number_of(bits), 0, 0};
     made.turned = other == bits ? made.cell : number_of(other);
-    for (const std::uint64_t row : bits) made.pairs += std::popcount(row);
-    cells_[other] = {made.turned, made.cell, made.pairs};
+    cells_[other] = {made.turned, made.cell, made.pairs, made.rows, made.columns};
     return cells_[bits] = made;
   }
   bool compares = false;  // there was no room for a mask
@@ -98,31 +104,35 @@ class Masks {
   std::unordered_map<Bits, MaskedCell, Hash> cells_;
 };
 
-/// The cells of an owner's halves, for each half of the other side's rows.
-using HalfCells = std::array<std::array<std::uint16_t, 2>, 2>;
+/// For each half of the other side's rows: the cells of an owner's halves, and what these meet.
+struct HalfCells {
+  std::array<std::array<std::uint16_t, 2>, 2> cell{};
+  std::array<std::array<std::uint64_t, 2>, 2> met{};
+};
 /// What two owners have in common.
 struct Met {
   HalfCells by_query{}, by_key{};
   Index pairs = 0;
 };
 /// Adds steps to the visits of the last owner of a side; what continues the last one joins it.
-void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows,
-            const std::array<std::uint16_t, 2>& cell) {
+void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows, const HalfCells& cells,
+            std::size_t half) {
+  const std::array<std::uint16_t, 2>& cell = cells.cell[half];
   if (std::ssize(side.visit) > own.first && std::ranges::count(cell, Visits::kCompare) == 0)
     if (VisitSide::Visit& last = side.visit.back();
         last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0)
       return void(last.rows += rows);
-  side.visit.push_back({row, rows, cell, 0});
+  side.visit.push_back({row, rows, cell, 0}), side.met.push_back(cells.met[half]);
 }
 /// The same with others that follow each other, each with these cells; without pairs it is no step.
 void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const HalfCells& cells) {
-  if (const Owner& first = others[0];
-      cells[0] == cells[1] && first.rows == Visits::kOwner && std::ranges::count(cells[0], Visits::kCompare) == 0)
-    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, cells[0]);
+  if (const Owner& first = others[0]; cells.cell[0] == cells.cell[1] && first.rows == Visits::kOwner &&
+                                      std::ranges::count(cells.cell[0], Visits::kCompare) == 0)
+    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, cells, 0);
   for (const Owner& other : others)
     for (std::int32_t row = 0; row < other.rows; row += kCell)
-      if (const auto& cell = cells[at(row / kCell)]; cell[0] != Visits::kEmpty || cell[1] != Visits::kEmpty)
-        append(side, own, other.row + row, std::min(other.rows - row, kCell), cell);
+      if (cells.cell[at(row / kCell)] != std::array<std::uint16_t, 2>{})
+        append(side, own, other.row + row, std::min(other.rows - row, kCell), cells, at(row / kCell));
 }
 /// Counts the steps and cells of an owner whose visits are all there.
 void count_steps(VisitSide& side, Owner& own) {
@@ -148,23 +158,24 @@ void cut(VisitSide& side, Index least) {
   const std::int32_t each = narrow((longest + 2 * parts - 1) / (2 * parts) * 2);  // whole pairs of steps
   side.parts = (longest + each - 1) / each;
   std::vector<VisitSide::Visit> visits;
+  std::vector<std::array<std::uint64_t, 2>> met;
   for (Owner& owner : side.owner) {
     std::vector<Owner> its(at(side.parts), owner);
     for (Owner& part : its) part.visits = part.steps = 0, part.number = narrow(&part - its.data());
-    std::int32_t step = 0;
+    std::int32_t step = 0, taken = 0;
     const std::int32_t first = narrow(visits.size());
-    for (VisitSide::Visit v : side.of(owner))
-      for (std::int32_t taken; v.rows > 0; v.row += taken, v.rows -= taken) {
+    for (std::int32_t number = owner.first, end = number + owner.visits; number < end; ++number)
+      for (VisitSide::Visit v = side.visit[at(number)]; v.rows > 0; v.row += taken, v.rows -= taken) {
         Owner& part = its[at(step / each)];
         if (part.visits++ == 0) part.first = narrow(visits.size());
         taken = std::min(v.rows, (each - part.steps) * kCell);
-        visits.push_back({v.row, taken, v.cell, v.mask});
+        visits.push_back({v.row, taken, v.cell, v.mask}), met.push_back(side.met[at(number)]);
         part.steps += (taken + kCell - 1) / kCell, step += (taken + kCell - 1) / kCell;
       }
     owner.first = first, owner.visits = narrow(visits.size()) - first;
     side.part.insert(side.part.end(), its.begin(), its.end());
   }
-  side.visit = std::move(visits);
+  side.visit = std::move(visits), side.met = std::move(met);
   std::ranges::stable_sort(side.part, std::greater<>(), &Owner::steps);
 }
 
@@ -288,8 +299,9 @@ class OwnerWalk {
     Met met{};
     for (std::size_t a = 0; a < 2; ++a)
       for (std::size_t b = 0; b < 2; ++b) {
-        const auto [cell, turned, n] = masks_.cell_of(pairs[a][b]);
-        met.by_query[b][a] = cell, met.by_key[a][b] = turned, met.pairs += n;
+        const MaskedCell its = masks_.cell_of(pairs[a][b]);
+        met.by_query.cell[b][a] = its.cell, met.by_query.met[b][a] = its.columns;
+        met.by_key.cell[a][b] = its.turned, met.by_key.met[a][b] = its.rows, met.pairs += its.pairs;
       }
     return met;
   }
@@ -332,7 +344,7 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
     out.pairs += n * met.pairs, owners[q] += n;
     out.mixed = out.mixed || met.pairs != Index{queries[q].rows} * keys[k].rows;
     for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
-      out.one_owner = out.one_owner && met.by_key[at(row / kCell)] != std::array<std::uint16_t, 2>{};
+      out.one_owner = out.one_owner && met.by_key.cell[at(row / kCell)] != std::array<std::uint16_t, 2>{};
   });
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
@@ -353,18 +365,6 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
   return out;
 }
 
-/// The columns that some row of a cell meets, by cell.
-std::vector<std::uint64_t> columns_of(const Visits& v) {
-  std::vector<std::uint64_t> out(Visits::kMasks + v.mask.size() / Visits::kWords);
-  out[Visits::kFull] = ~std::uint64_t{0};
-  for (std::size_t i = 0; i < v.mask.size(); ++i) {  // two bits for each byte
-    std::uint64_t x = (v.mask[i] | v.mask[i] >> 16) & 0xffff;
-    x = (x | x << 24) & 0x000000ff000000ff, x = (x | x << 12) & 0x000f000f000f000f;
-    out[Visits::kMasks + i / Visits::kWords] |= ((x | x << 6) & 0x0303030303030303) << i % 4 * 2;
-  }
-  return out;
-}
-
 /// See with_short_lists(); null where they save too little. A copy would have none of its visits.
 using ShortLists = std::unique_ptr<const Tiling>;
 ShortLists short_lists(const Tiling& t, bool keys_own) {
@@ -373,18 +373,16 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
   if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
   // Cells have numbers for so many masks.
   constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
-  const auto make = [&] { return visits_of(t, kMaskBytes); };
-  const Visits& v = visits(t).queries.made > 0 ? t.memo.get<Visits>({1}, make) : visits(t);
-  Index before = side_of(v).cells, after = 0;
-  std::vector<Owner> owners = side_of(v).owner;
+  const VisitSide& side = side_of(visits(t));
+  Index before = side.cells, after = 0;
+  std::vector<Owner> owners = side.owner;
   std::ranges::sort(owners, {}, &Owner::row);
-  const std::vector<std::uint64_t> columns = columns_of(v);
   Selection list;
   Tiling::Lists tiles;
   for (const Owner& own : owners) {
     std::array<List, 3> met;  // rows that its first half meets alone, both, its second half alone
-    for (const VisitSide::Visit& visit : side_of(v).of(own)) {
-      const std::uint64_t first = columns[visit.cell[0]], second = columns[visit.cell[1]];
+    for (const VisitSide::Visit& visit : side.of(own)) {
+      const auto [first, second] = side.met[at(&visit - side.visit.data())];
       for (std::int32_t row = visit.row; row < visit.row + visit.rows; row += kCell)
         for (std::uint64_t any = first | second; any != 0; any &= any - 1) {
           const int column = std::countr_zero(any);
@@ -403,7 +401,7 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
       if (end > tile) tiles.add(tile, end, true);
     if (list.entries.size() > 1 << 22) return {};
   }
-  if (side_of(v).made > 0 || 5 * after > 4 * before) return {};
+  if (5 * after > 4 * before) return {};
   if (keys_own) tiles = tiles.transposed(list.tiles.size());
   auto made = std::make_unique<const Tiling>(
       with_lists(t, keys_own ? &list : nullptr, keys_own ? nullptr : &list, std::move(tiles)));
