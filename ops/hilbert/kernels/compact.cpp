@@ -162,14 +162,14 @@ class Compactor {
       if (full > 0 && !r.partial) continue;
       const Range k = t_.k_tile[at(r.tile)];
       for (std::int32_t first = k.begin; first < k.end; first += 64) {
-        const KeyBits keys(t_, first, std::min(k.end - first, 64));
+        KeyBits keys(t_, first, std::min(k.end - first, 64));
         for (Piece& p : pieces) add_asked(p, keys, first, std::min(k.end - first, 64), r.partial);
       }
     }
     return pieces;
   }
   /// Those of some keys that a query of a piece asks for.
-  void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
+  void add_asked(Piece& p, KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
     std::array<std::uint64_t, kStep> of_query{};
     std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
     for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? keys.of(at(p.q.begin + i)) : all;

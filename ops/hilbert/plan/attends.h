@@ -62,13 +62,16 @@ template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists
 class KeyBits {
  public:
   KeyBits(const Tiling& t, Index first, Index keys);
-  std::uint64_t of(std::size_t i) const;  // bit j: query i attends to key first + j
+  std::uint64_t of(std::size_t i);  // bit j: query i attends to key first + j
 
  private:
   struct Ordered {  // on an axis, or by rank
     explicit Ordered(const std::vector<std::int32_t>& of_key);
     std::uint64_t up_to(Index high) const;  // the keys whose number is not above
+    std::uint64_t between(std::int32_t from, std::int32_t to);
     Index low, span;
+    std::int32_t last_from = 1, last_to = 0;  // of neighbors, some are as they were
+    std::uint64_t last = 0;
     std::vector<std::int32_t> number;  // ascending; empty: each from low on
     std::vector<std::uint64_t> first;  // the keys of those in front
   };
@@ -81,6 +84,8 @@ class KeyBits {
 /// How many pairs of these runs attend, or some number from `most` on. They must all be of listed
 /// tiles.
 Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most = 1 << 30);
+/// The same; what is made of the keys stays in `keys`, for the next queries.
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>& keys);
 
 /// How entries differ from those that they were: their rows, names and numbers on the first axis,
 /// by so much.

@@ -375,7 +375,7 @@ class Builder {
   void find_tiles() {
     fill_tests();
     if (g_.met) meet({0, prefix_.q_tiles}, {prefix_.k_tiles, narrow(t_.k_tile.size())});
-    candidates_.resize(t_.q_tile.size());
+    candidates_.resize(t_.q_tile.size()), bits_.resize(t_.k_tile.size());
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       Ranges& its = candidates_[i];
       std::ranges::sort(its, {}, &Range::begin);
@@ -416,11 +416,12 @@ class Builder {
 
   /// The pairs of these queries with a tile of keys; where all are counted already, whether there
   /// are some, which extremes of ranks have told.
-  Index counted(Range q, Index tile) const {
+  Index counted(Range q, Index tile) {
     const Range k = t_.k_tile[at(tile)];
-    if (!counts_ahead_) return count_pairs(t_, q, k);
+    if (t_.boxes > 4) bits_[at(tile)].clear();  // of more boxes they take much memory
+    if (!counts_ahead_) return count_pairs(t_, q, k, 1 << 30, bits_[at(tile)]);
     return axes_ == 0 || attends(t_, at(q.begin), at(k.begin)) || attends(t_, at(q.end - 1), at(k.end - 1)) ||
-           count_pairs(t_, q, k, 1) > 0;
+           count_pairs(t_, q, k, 1, bits_[at(tile)]) > 0;
   }
 
   /// With a prefix that all meet, one group of all is a group again, and no other.
@@ -466,6 +467,7 @@ class Builder {
   bool counts_ahead_ = false;       // t_.pairs is known before tiles are found
   Test rank_;
   std::vector<Box> boxes_{1};
+  std::vector<std::vector<KeyBits>> bits_;  // of each tile of keys, where they are compared
 };
 
 }  // namespace

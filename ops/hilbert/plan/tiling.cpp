@@ -63,6 +63,11 @@ KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ra
   return first[at(number.empty() ? std::clamp<Index>(high - low + 1, 0, span)
                                  : std::ranges::upper_bound(number, high) - number.begin())];
 }
+[[gnu::always_inline]] inline std::uint64_t KeyBits::Ordered::between(std::int32_t from, std::int32_t to) {
+  if (from != last_from || to != last_to)
+    last_from = from, last_to = to, last = up_to(to) & ~up_to(Index{from} - 1);
+  return last;
+}
 
 KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   std::vector<std::int32_t> numbers(at(keys));
@@ -79,27 +84,29 @@ KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   }
   if (t.causal) order(t.k_ranks(), 1, 0);
 }
-std::uint64_t KeyBits::of(std::size_t i) const {
+std::uint64_t KeyBits::of(std::size_t i) {
   std::uint64_t any = 0;
   for (std::size_t box = 0, boxes = taken_.size(); box < boxes; ++box) {
     std::uint64_t met = axes_ > 0 ? ~std::uint64_t{0} : 0;
-    for (std::size_t axis = 0; axis < axes_ && met != 0; ++axis) {
-      const Ordered& keys = on_[box * axes_ + axis];
-      const Tiling::Axis& its = t_.axis[axis];
-      met &= keys.up_to(its.high[i * boxes + box]) & ~keys.up_to(Index{its.low[i * boxes + box]} - 1);
-    }
+    for (std::size_t axis = 0; axis < axes_ && met != 0; ++axis)
+      met &= on_[box * axes_ + axis].between(t_.axis[axis].low[i * boxes + box], t_.axis[axis].high[i * boxes + box]);
     any |= met | taken_[box];
   }
-  return t_.causal ? any & on_.back().up_to(t_.q_ranks()[i]) : any;
+  return t_.causal && any != 0 ? any & on_.back().up_to(t_.q_ranks()[i]) : any;
 }
 
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most) {
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>& keys) {
   Index n = 0;
   for (std::int32_t j = k.begin; j < k.end; j += 64) {
-    const KeyBits keys(t, j, std::min(k.end - j, 64));
-    for (std::int32_t i = q.begin; i < q.end && n < most; ++i) n += std::popcount(keys.of(at(i)));
+    if (std::ssize(keys) <= (j - k.begin) / 64) keys.emplace_back(t, j, std::min(k.end - j, 64));
+    for (std::int32_t i = q.begin; i < q.end && n < most; ++i)
+      n += std::popcount(keys[at((j - k.begin) / 64)].of(at(i)));
   }
   return n;
+}
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most) {
+  std::vector<KeyBits> keys;
+  return count_pairs(t, q, k, most, keys);
 }
 
 static void add_list(TokenList& to, const TokenList& from, const TokenList& entries, std::int32_t by) {

@@ -15,6 +15,8 @@ namespace {
 
 using Owner = VisitSide::Owner;
 constexpr std::int32_t kCell = Visits::kCell;
+/// Cells have numbers for so many masks.
+constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
 
 /// Owners of a list, that of each tile, and the end of the tiles behind it that own as many rows.
 struct Cut {
@@ -82,6 +84,7 @@ class Masks {
     return cells_[bits] = made;
   }
   bool compares = false;  // there was no room for a mask
+  bool beyond_numbers() const { return compares && most_ == kMaskBytes / 4; }
 
  private:
   std::uint16_t number_of(const Bits& bits) {
@@ -231,7 +234,7 @@ class OwnerWalk {
     const Tiling::Lists lists = keys_own ? t_.met.transposed(t_.k_tile.size()) : t_.met;
     std::vector<ListedTile> listed;
     List key;
-    for (std::size_t i = 0; i < ours.owner.size(); ++i) {
+    for (std::size_t i = 0; i < ours.owner.size() && !masks_.beyond_numbers(); ++i) {
       Owner& own = ours.owner[i];
       own.first = narrow(side.visit.size()), listed.clear();
       for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
@@ -346,6 +349,7 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
     for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
       out.one_owner = out.one_owner && met.by_key.cell[at(row / kCell)] != std::array<std::uint16_t, 2>{};
   });
+  if (masks.beyond_numbers()) return out.queries.made = out.keys.made = 1, out;
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
     return visits_of_owners(t, most, portion, false);
@@ -371,8 +375,6 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
   const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
   // Cells that are nearly half full have no fifth to save.
   if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
-  // Cells have numbers for so many masks.
-  constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
   const VisitSide& side = side_of(visits(t));
   Index before = side.cells, after = 0;
   std::vector<Owner> owners = side.owner;
