@@ -162,21 +162,23 @@ class Compactor {
       if (full > 0 && !r.partial) continue;
       const Range k = t_.k_tile[at(r.tile)];
       for (std::int32_t first = k.begin; first < k.end; first += 64) {
-        KeyBits keys(t_, first, std::min(k.end - first, 64));
+        const KeyBits keys(t_, first, std::min(k.end - first, 64));
         for (Piece& p : pieces) add_asked(p, keys, first, std::min(k.end - first, 64), r.partial);
       }
     }
     return pieces;
   }
   /// Those of some keys that a query of a piece asks for.
-  void add_asked(Piece& p, KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
-    std::array<std::uint64_t, kStep> of_query{};
-    std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
-    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? keys.of(at(p.q.begin + i)) : all;
+  void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
+    KeyBits::Words of_query{};
+    std::uint64_t any = 0;
+    if (partial) keys.find(p.q, of_query);
+    else std::fill_n(of_query.begin(), count(p.q), ~std::uint64_t{0} >> (64 - n));
+    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)];
     for (; any != 0; any &= any - 1) {
       const int j = std::countr_zero(any);
       unsigned asking = 0;
-      for (std::size_t i = 0; i < of_query.size(); ++i) asking |= unsigned(of_query[i] >> j & 1) << i;
+      for (std::size_t i = 0; i < kStep; ++i) asking |= unsigned(of_query[i] >> j & 1) << i;
       p.keys.push_back(first + j), p.pairs += std::popcount(asking);
       if (by_pairs_) p.asked.push_back({first + j, p.q.begin, asking});
     }

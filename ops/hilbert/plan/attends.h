@@ -58,20 +58,20 @@ template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists
   return any;
 }
 
-/// attends() for a query and up to 64 keys at a time.
+/// attends() for a run of queries and up to 64 keys at a time.
 class KeyBits {
  public:
   KeyBits(const Tiling& t, Index first, Index keys);
-  std::uint64_t of(std::size_t i);  // bit j: query i attends to key first + j
+  static constexpr Index kMost = Tiling::kTile;  // queries of a run
+  using Words = std::array<std::uint64_t, kMost>;
+  /// Of each query in turn. Bit j: it attends to key first + j.
+  void find(Tiling::Range q, Words& words) const;
 
  private:
   struct Ordered {  // on an axis, or by rank
     explicit Ordered(const std::vector<std::int32_t>& of_key);
     std::uint64_t up_to(Index high) const;  // the keys whose number is not above
-    std::uint64_t between(std::int32_t from, std::int32_t to);
     Index low, span;
-    std::int32_t last_from = 1, last_to = 0;  // of neighbors, some are as they were
-    std::uint64_t last = 0;
     std::vector<std::int32_t> number;  // ascending; empty: each from low on
     std::vector<std::uint64_t> first;  // the keys of those in front
   };

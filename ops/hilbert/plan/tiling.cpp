@@ -63,12 +63,6 @@ KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ra
   return first[at(number.empty() ? std::clamp<Index>(high - low + 1, 0, span)
                                  : std::ranges::upper_bound(number, high) - number.begin())];
 }
-[[gnu::always_inline]] inline std::uint64_t KeyBits::Ordered::between(std::int32_t from, std::int32_t to) {
-  if (from != last_from || to != last_to)
-    last_from = from, last_to = to, last = up_to(to) & ~up_to(Index{from} - 1);
-  return last;
-}
-
 KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   std::vector<std::int32_t> numbers(at(keys));
   const auto order = [&](const auto& list, Index step, Index box) {
@@ -84,23 +78,41 @@ KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   }
   if (t.causal) order(t.k_ranks(), 1, 0);
 }
-std::uint64_t KeyBits::of(std::size_t i) {
-  std::uint64_t any = 0;
-  for (std::size_t box = 0, boxes = taken_.size(); box < boxes; ++box) {
-    std::uint64_t met = axes_ > 0 ? ~std::uint64_t{0} : 0;
-    for (std::size_t axis = 0; axis < axes_ && met != 0; ++axis)
-      met &= on_[box * axes_ + axis].between(t_.axis[axis].low[i * boxes + box], t_.axis[axis].high[i * boxes + box]);
-    any |= met | taken_[box];
+void KeyBits::find(Tiling::Range q, Words& words) const {
+  const std::size_t n = at(q.end - q.begin), boxes = taken_.size(), first = at(q.begin);
+  std::fill_n(words.begin(), n, 0);
+  for (std::size_t box = 0; box < boxes; ++box) {
+    std::uint64_t any = axes_ > 0 ? ~std::uint64_t{0} : 0;
+    Words met;
+    std::fill_n(met.begin(), n, any);
+    for (std::size_t axis = 0; axis < axes_ && any != 0; ++axis) {
+      const std::int32_t *const low = t_.axis[axis].low.data() + first * boxes + box,
+                               *const high = t_.axis[axis].high.data() + first * boxes + box;
+      const Ordered& keys = on_[box * axes_ + axis];
+      std::uint64_t its = 0;
+      any = 0;
+      for (std::size_t i = 0, row = 0; i < n; ++i, row += boxes) {  // neighbors often ask for the same
+        if (i == 0 || low[row] != low[row - boxes] || high[row] != high[row - boxes])
+          its = keys.up_to(high[row]) & ~keys.up_to(Index{low[row]} - 1);
+        any |= met[i] &= its;
+      }
+    }
+    for (std::size_t i = 0; i < n; ++i) words[i] |= met[i] | taken_[box];
   }
-  return t_.causal && any != 0 ? any & on_.back().up_to(t_.q_ranks()[i]) : any;
+  for (std::size_t i = 0; t_.causal && i < n; ++i)
+    if (words[i] != 0) words[i] &= on_.back().up_to(t_.q_ranks()[first + i]);
 }
 
 Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>& keys) {
   Index n = 0;
   for (std::int32_t j = k.begin; j < k.end; j += 64) {
     if (std::ssize(keys) <= (j - k.begin) / 64) keys.emplace_back(t, j, std::min(k.end - j, 64));
-    for (std::int32_t i = q.begin; i < q.end && n < most; ++i)
-      n += std::popcount(keys[at((j - k.begin) / 64)].of(at(i)));
+    KeyBits::Words words;
+    for (Tiling::Range part{q.begin, q.begin}; part.begin < q.end && n < most; part.begin = part.end) {
+      part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, KeyBits::kMost)));
+      keys[at((j - k.begin) / 64)].find(part, words);
+      for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += std::popcount(words[at(i)]);
+    }
   }
   return n;
 }

@@ -293,9 +293,11 @@ class OwnerWalk {
           halves.emplace_back(t_, first, std::min(k.rows - half * kCell, kCell));
         const std::uint64_t all =
             ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
+        KeyBits::Words words;
+        if (tile.partial && all != 0) halves[at(half)].find(rows, words);
         for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
           pairs[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
-              tile.partial ? all & halves[at(half)].of(at(i)) : all;
+              tile.partial ? all & words[at(i - rows.begin)] : all;
       }
     }
     if (t_.boxes > 4) halves.clear();  // of more boxes they take much memory
