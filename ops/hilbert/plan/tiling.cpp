@@ -124,15 +124,21 @@ Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most)
 static void add_list(TokenList& to, const TokenList& from, const TokenList& entries, std::int32_t by) {
   if (from.counts_up() && entries.counts_up() && !entries.empty() && !from.empty())
     return to.append(from[at(entries[0])] + by, entries.size());
-  for (const std::int32_t i : entries) to.push_back(from[at(i)] + by);
+  std::vector<std::int32_t> more = entries.values();
+  for (std::int32_t& i : more) i = from[at(i)] + by;
+  to.append(TokenList(std::move(more)));
 }
 static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from, const TokenList& entries,
                      Index boxes, std::int32_t by) {
   if (from.empty()) return;
-  std::size_t end = to.size();
-  to.resize(end + entries.size() * at(boxes));
+  const auto moved = [&](std::int32_t x) { return x == kTaken ? kTaken : x + by; };
+  const auto n = std::ssize(entries) * boxes;
+  to.resize(to.size() + at(n));
+  auto out = to.end() - n;
+  if (!entries.empty() && entries.counts_up())
+    return void(std::transform(from.begin() + entries[0] * boxes, from.begin() + entries[0] * boxes + n, out, moved));
   for (const std::int32_t i : entries)
-    for (Index x = i * boxes; x < (i + 1) * boxes; ++x) to[end++] = from[at(x)] == kTaken ? kTaken : from[at(x)] + by;
+    for (Index x = i * boxes; x < (i + 1) * boxes; ++x) *out++ = moved(from[at(x)]);
 }
 
 namespace {

@@ -381,6 +381,7 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
   Index before = side.cells, after = 0;
   std::vector<Owner> owners = side.owner;
   std::ranges::sort(owners, {}, &Owner::row);
+  List entries;
   Selection list;
   Tiling::Lists tiles;
   for (const Owner& own : owners) {
@@ -396,16 +397,17 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
     const auto alone = std::ssize(met[0]), first = alone + std::ssize(met[1]), all = first + std::ssize(met[2]);
     const auto steps = [](Index rows) { return (rows + kCell - 1) / kCell; };
     after += steps(first) + steps(all) - alone / kCell;
-    std::int32_t tile = narrow(list.tiles.size()), row = narrow(list.entries.size());
-    for (const List& rows : met) list.entries.append(TokenList(rows));
-    for (const auto last = narrow(list.entries.size()); row < last; row = list.tiles.back().end)
+    std::int32_t tile = narrow(list.tiles.size()), row = narrow(entries.size());
+    for (const List& rows : met) entries.insert(entries.end(), rows.begin(), rows.end());
+    for (const auto last = narrow(entries.size()); row < last; row = list.tiles.back().end)
       list.tiles.push_back({row, std::min(last, row + narrow(Visits::kOwner))});
     const auto end = narrow(list.tiles.size());
     for (std::int32_t n = own.tiles; n > 0; --n, tiles.end_list())
       if (end > tile) tiles.add(tile, end, true);
-    if (list.entries.size() > 1 << 22) return {};
+    if (entries.size() > 1 << 22) return {};
   }
   if (5 * after > 4 * before) return {};
+  list.entries = TokenList(std::move(entries));
   if (keys_own) tiles = tiles.transposed(list.tiles.size());
   auto made = std::make_unique<const Tiling>(
       with_lists(t, keys_own ? &list : nullptr, keys_own ? nullptr : &list, std::move(tiles)));
