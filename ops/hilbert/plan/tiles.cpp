@@ -252,14 +252,19 @@ class Builder {
             const bool active = j == offset || (asks && !only_active_ask(mode));
             return Met{active ? s : -1, s, active ? Interval{s, s} : Interval{1, 0}, {s, s}};
           });
+    const auto met = [](const AxisRule& rule, Index cell) {
+      const Interval keys = rule.keys_of(cell);
+      return Met{rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}};
+    };
+    if (b.dimensions() == 1)
+      return add_box(1, [&, rule = AxisRule(b, 0, g_.cells(b, 0))](std::int32_t token, std::size_t, bool) {
+        return met(rule, g_.position(token));
+      });
     std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
     for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
       const Index cells = g_.cells(b, axis);
       const AxisRule rule(b, axis, cells);
-      for (Index cell = 0; cell < cells; ++cell) {
-        const Interval keys = rule.keys_of(cell);
-        by_cell[axis].push_back({rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}});
-      }
+      for (Index cell = 0; cell < cells; ++cell) by_cell[axis].push_back(met(rule, cell));
     }
     add_box(b.dimensions(), [&](std::int32_t token, std::size_t axis, bool) -> const Met& {
       return by_cell[axis][at(g_.cell(b, axis, token))];
