@@ -54,11 +54,15 @@ class Builder {
   /// Extremes of list[step row + first] among the rows of each tile.
   template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
     Extents out(tiles.size());
-    for (std::size_t tile = 0; tile < tiles.size(); ++tile)
-      for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) {
+    Index each = 1;  // of a list that counts up, the ends of a tile tell
+    for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
+      if constexpr (std::is_same_v<List, TokenList>)
+        if (list.counts_up()) each = std::max<Index>(tiles[tile].end - tiles[tile].begin - 1, 1);
+      for (Index row = tiles[tile].begin; row < tiles[tile].end; row += each) {
         const Index x = list[at(step * row + first)];
         out[tile].cover({x, x});
       }
+    }
     return out;
   }
   using Levels = std::vector<Extents>;  // [level][i]: of tiles i << level .. (i + 1) << level
@@ -312,6 +316,13 @@ class Builder {
   void count_groups() {
     const TokenList &asking = t_.q_ranks(), &asked = t_.k_ranks();
     for (const auto& [q, k] : t_.group) {
+      const Index n = k.end - k.begin;
+      if (n > 0 && asking.counts_up() && asked.counts_up()) {  // of 1, 2 .. and then n keys each
+        const auto of_first = [&](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
+        const Index before = Index{asking[at(q.begin)]} - asked[at(k.begin)];
+        t_.pairs += of_first(before + q.end - q.begin) - of_first(before);
+        continue;
+      }
       Tokens keys;
       for (Index j = k.begin; !asked.counts_up() && j < k.end; ++j) keys.push_back(asked[at(j)]);
       if (!std::ranges::is_sorted(keys)) std::ranges::sort(keys);

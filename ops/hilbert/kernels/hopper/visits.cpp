@@ -90,7 +90,9 @@ class Masks {
   std::uint16_t number_of(const Bits& bits) {
     if (words_.size() + Visits::kWords > most_) return compares = true, Visits::kCompare;
     const auto cell = static_cast<std::uint16_t>(Visits::kMasks + words_.size() / Visits::kWords);
-    for (std::size_t thread = 0; thread < Visits::kWords; ++thread) words_.push_back(word(bits, thread));
+    words_.resize(words_.size() + Visits::kWords);
+    for (std::size_t thread = 0; thread < Visits::kWords; ++thread)
+      words_.end()[std::ptrdiff_t(thread) - Visits::kWords] = word(bits, thread);
     return cell;
   }
   static std::uint32_t word(const Bits& bits, std::size_t thread) {
