@@ -127,7 +127,8 @@ void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t ro
     if (VisitSide::Visit& last = side.visit.back();
         last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0)
       return void(last.rows += rows);
-  side.visit.push_back({row, rows, cell, 0}), side.met.push_back(cells.met[half]);
+  side.visit.push_back({row, rows, cell, 0});
+  if (side.has_met) side.met.push_back(cells.met[half]);
 }
 /// The same with others that follow each other, each with these cells; without pairs it is no step.
 void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const HalfCells& cells) {
@@ -174,7 +175,8 @@ void cut(VisitSide& side, Index least) {
         Owner& part = its[at(step / each)];
         if (part.visits++ == 0) part.first = narrow(visits.size());
         taken = std::min(v.rows, (each - part.steps) * kCell);
-        visits.push_back({v.row, taken, v.cell, v.mask}), met.push_back(side.met[at(number)]);
+        visits.push_back({v.row, taken, v.cell, v.mask});
+        if (side.has_met) met.push_back(side.met[at(number)]);
         part.steps += (taken + kCell - 1) / kCell, step += (taken + kCell - 1) / kCell;
       }
     owner.first = first, owner.visits = narrow(visits.size()) - first;
@@ -343,6 +345,7 @@ void number_masks(VisitSide& side, Index portion) {
 
 Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool merges) {
   Visits out;
+  out.queries.has_met = out.keys.has_met = !t.axis[0].key.empty();
   Masks masks(out.mask, most);
   OwnerWalk walk(t, merges, masks);
   std::vector<Owner>&queries = walk.queries.owner, &keys = walk.keys.owner;

@@ -33,7 +33,9 @@ struct VisitSide {
   std::vector<Owner> part;
   Index parts = 1;
   std::vector<Visit> visit;
-  std::vector<std::array<std::uint64_t, 2>> met;  // of each visit: the rows of a step that either half's rows meet
+  /// Of each visit, where a set has axes: the rows of a step that either half's rows meet.
+  std::vector<std::array<std::uint64_t, 2>> met;
+  bool has_met = false;
   std::span<const Visit> of(const Owner& own) const {
     return std::span(visit).subspan(static_cast<std::size_t>(own.first), static_cast<std::size_t>(own.visits));
   }
