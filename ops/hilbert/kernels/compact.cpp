@@ -97,7 +97,7 @@ class Compactor {
   }
   Index cost() const { return cost_; }
   std::unique_ptr<const Compact> take() {
-    add_queries(*out_, t_);
+    select(kQueries, *out_, t_);
     out_->q_tile.clear();
     out_->grids = t_.grids, out_->pairs = t_.pairs;
     for (const Piece& p : pieces_) add(p);
@@ -171,10 +171,9 @@ class Compactor {
   /// Those of some keys that a query of a piece asks for.
   void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
     KeyBits::Words of_query{};
-    std::uint64_t any = 0;
+    std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
     if (partial) keys.find(p.q, of_query);
-    else std::fill_n(of_query.begin(), count(p.q), ~std::uint64_t{0} >> (64 - n));
-    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)];
+    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? of_query[at(i)] : all;
     for (; any != 0; any &= any - 1) {
       const int j = std::countr_zero(any);
       unsigned asking = 0;
@@ -185,8 +184,7 @@ class Compactor {
   }
   /// Neighbors are joined where that costs less, again and again.
   std::vector<Piece> joined(std::vector<Piece> pieces) const {
-    for (bool any = true; any;) {
-      any = false;
+    for (bool any = true; std::exchange(any, false);) {
       std::vector<Piece> next;
       for (std::size_t i = 0; i < pieces.size(); ++i) {
         if (i + 1 < pieces.size() && may_join(pieces[i], pieces[i + 1])) {
@@ -226,7 +224,7 @@ class Compactor {
   /// Appends a tile of these keys.
   Range list_keys(const TokenList& keys) {
     const auto begin = narrow(origin_.size());
-    add_keys(*out_, t_, &keys);
+    select(kKeys, *out_, t_, &keys);
     origin_.insert(origin_.end(), keys.begin(), keys.end());
     return out_->k_tile.emplace_back(Range{begin, narrow(origin_.size())});
   }
@@ -377,12 +375,12 @@ std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
         t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
       return nullptr;
   auto out = std::make_unique<Tiling>();
-  add_queries(*out, one);
+  select(kQueries, *out, one);
   out->grids = one.grids, out->q_tile = common_tiles(all);
   List tiles_before;
   for (const Tiling* t : all) {
     tiles_before.push_back(narrow(out->k_tile.size()));
-    add_keys(*out, *t);
+    select(kKeys, *out, *t);
     out->pairs += t->pairs;
   }
   std::vector<std::size_t> within(all.size());  // the tile of each that holds ours

@@ -4,7 +4,6 @@
 #include "ops/hilbert/plan/tiles.h"
 #include <bit>
 #include <limits>
-#include <ranges>
 #include "core/error.h"
 
 namespace hilt {
@@ -54,15 +53,14 @@ class Builder {
   /// Extremes of list[step row + first] among the rows of each tile.
   template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
     Extents out(tiles.size());
-    Index each = 1;  // of a list that counts up, the ends of a tile tell
-    for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
-      if constexpr (std::is_same_v<List, TokenList>)
-        if (list.counts_up()) each = std::max<Index>(tiles[tile].end - tiles[tile].begin - 1, 1);
-      for (Index row = tiles[tile].begin; row < tiles[tile].end; row += each) {
+    bool ends_tell = false;
+    if constexpr (std::is_same_v<List, TokenList>) ends_tell = list.counts_up();
+    for (std::size_t tile = 0; tile < tiles.size(); ++tile)
+      for (Index row = tiles[tile].begin, last = tiles[tile].end - 1; row <= last; ++row) {
         const Index x = list[at(step * row + first)];
         out[tile].cover({x, x});
+        if (ends_tell && row + 1 < last) row = last - 1;
       }
-    }
     return out;
   }
   using Levels = std::vector<Extents>;  // [level][i]: of tiles i << level .. (i + 1) << level
@@ -316,20 +314,15 @@ class Builder {
   void count_groups() {
     const TokenList &asking = t_.q_ranks(), &asked = t_.k_ranks();
     for (const auto& [q, k] : t_.group) {
-      const Index n = k.end - k.begin;
-      if (n > 0 && asking.counts_up() && asked.counts_up()) {  // of 1, 2 .. and then n keys each
-        const auto of_first = [&](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
-        const Index before = Index{asking[at(q.begin)]} - asked[at(k.begin)];
-        t_.pairs += of_first(before + q.end - q.begin) - of_first(before);
-        continue;
-      }
+      const bool count_up = k.begin < k.end && asking.counts_up() && asked.counts_up();
+      const Index n = k.end - k.begin, before = count_up ? Index{asking[at(q.begin)]} - asked[at(k.begin)] : 0;
+      const auto of_first = [n](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
+      if (count_up) t_.pairs += of_first(before + q.end - q.begin) - of_first(before);  // 1, 2 .. n, n .. keys
       Tokens keys;
-      for (Index j = k.begin; !asked.counts_up() && j < k.end; ++j) keys.push_back(asked[at(j)]);
+      for (Index j = k.begin; !count_up && j < k.end; ++j) keys.push_back(asked[at(j)]);
       if (!std::ranges::is_sorted(keys)) std::ranges::sort(keys);
-      for (Index i = q.begin; i < q.end; ++i)
-        t_.pairs += asked.counts_up()
-                        ? std::clamp<Index>(Index{asking[at(i)]} - asked[at(k.begin)] + 1, 0, k.end - k.begin)
-                        : std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
+      for (Index i = q.begin; !count_up && i < q.end; ++i)
+        t_.pairs += std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
     }
   }
 
@@ -435,9 +428,9 @@ class Builder {
   Index counted(Range q, Index tile) {
     const Range k = t_.k_tile[at(tile)];
     if (t_.boxes > 4) bits_[at(tile)].clear();  // of more boxes they take much memory
-    if (!counts_ahead_) return count_pairs(t_, q, k, 1 << 30, bits_[at(tile)]);
+    if (!counts_ahead_) return count_pairs(t_, q, k, 1 << 30, &bits_[at(tile)]);
     return axes_ == 0 || attends(t_, at(q.begin), at(k.begin)) || attends(t_, at(q.end - 1), at(k.end - 1)) ||
-           count_pairs(t_, q, k, 1, bits_[at(tile)]) > 0;
+           count_pairs(t_, q, k, 1, &bits_[at(tile)]) > 0;
   }
 
   /// With a prefix that all meet, one group of all is a group again, and no other.

@@ -89,8 +89,7 @@ void KeyBits::find(Tiling::Range q, Words& words) const {
       const std::int32_t *const low = t_.axis[axis].low.data() + first * boxes + box,
                                *const high = t_.axis[axis].high.data() + first * boxes + box;
       const Ordered& keys = on_[box * axes_ + axis];
-      std::uint64_t its = 0;
-      any = 0;
+      std::uint64_t its = any = 0;
       for (std::size_t i = 0, row = 0; i < n; ++i, row += boxes) {  // neighbors often ask for the same
         if (i == 0 || low[row] != low[row - boxes] || high[row] != high[row - boxes])
           its = keys.up_to(high[row]) & ~keys.up_to(Index{low[row]} - 1);
@@ -103,24 +102,20 @@ void KeyBits::find(Tiling::Range q, Words& words) const {
     if (words[i] != 0) words[i] &= on_.back().up_to(t_.q_ranks()[first + i]);
 }
 
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>& keys) {
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>* kept) {
   Index n = 0;
+  std::vector<KeyBits> own, &keys = kept ? *kept : own;
   for (std::int32_t j = k.begin; j < k.end; j += 64) {
     if (std::ssize(keys) <= (j - k.begin) / 64) keys.emplace_back(t, j, std::min(k.end - j, 64));
     KeyBits::Words words;
     for (Tiling::Range part{q.begin, q.begin}; part.begin < q.end && n < most; part.begin = part.end) {
-      part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, KeyBits::kMost)));
+      part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, Tiling::kTile)));
       keys[at((j - k.begin) / 64)].find(part, words);
       for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += std::popcount(words[at(i)]);
     }
   }
   return n;
 }
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most) {
-  std::vector<KeyBits> keys;
-  return count_pairs(t, q, k, most, keys);
-}
-
 static void add_list(TokenList& to, const TokenList& from, const TokenList& entries, std::int32_t by) {
   if (from.counts_up() && entries.counts_up() && !entries.empty() && !from.empty())
     return to.append(from[at(entries[0])] + by, entries.size());
@@ -141,21 +136,12 @@ static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32
     for (Index x = i * boxes; x < (i + 1) * boxes; ++x) *out++ = moved(from[at(x)]);
 }
 
-namespace {
+const Side kQueries{&Tiling::q_token, &Tiling::q_name,  &Tiling::q_rank,
+                    &Tiling::q_tile,  &Tiling::q_known, {&Tiling::Axis::low, &Tiling::Axis::high}};
+const Side kKeys{&Tiling::k_token, &Tiling::k_name,  &Tiling::k_rank,
+                 &Tiling::k_tile,  &Tiling::k_known, {&Tiling::Axis::key}};
 
-/// Where a tiling has what it says of one side.
-struct SideFields {
-  TokenList Tiling::*token, Tiling::*name, Tiling::*rank;
-  std::vector<Tiling::Range> Tiling::*tile;
-  std::vector<std::int32_t> Tiling::*known;
-  std::vector<std::vector<std::int32_t> Tiling::Axis::*> on_axis;
-};
-const SideFields kQuerySide{&Tiling::q_token, &Tiling::q_name,  &Tiling::q_rank,
-                            &Tiling::q_tile,  &Tiling::q_known, {&Tiling::Axis::low, &Tiling::Axis::high}};
-const SideFields kKeySide{&Tiling::k_token, &Tiling::k_name,  &Tiling::k_rank,
-                          &Tiling::k_tile,  &Tiling::k_known, {&Tiling::Axis::key}};
-
-void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const TokenList* some, const Moved& by) {
+void select(const Side& side, Tiling& to, const Tiling& from, const TokenList* some, const Moved& by) {
   const TokenList &token = from.*side.token, &name = from.*side.name;
   TokenList all;
   if (!some) all.append(0, token.size());
@@ -174,19 +160,10 @@ void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const T
       add_axis(to.axis[a].*list, from.axis[a].*list, entries, from.boxes, a == 0 ? by.number : 0);
 }
 
-}  // namespace
-
-void add_queries(Tiling& to, const Tiling& from, const TokenList* entries, const Moved& by) {
-  add_entries(kQuerySide, to, from, entries, by);
-}
-void add_keys(Tiling& to, const Tiling& from, const TokenList* entries, const Moved& by) {
-  add_entries(kKeySide, to, from, entries, by);
-}
-
 Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* keys, Tiling::Lists met) {
   Tiling out;
-  for (const auto& [side, rows] : {std::pair(&kQuerySide, queries), std::pair(&kKeySide, keys)}) {
-    add_entries(*side, out, t, rows ? &rows->entries : nullptr, {});
+  for (const auto& [side, rows] : {std::pair(&kQueries, queries), std::pair(&kKeys, keys)}) {
+    select(*side, out, t, rows ? &rows->entries : nullptr, {});
     out.*side->known = rows ? std::vector<std::int32_t>() : t.*side->known;
     if (!rows) continue;
     add_axis(out.*side->known, t.*side->known, rows->entries, 1, 0);

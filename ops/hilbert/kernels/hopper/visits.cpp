@@ -15,8 +15,6 @@ namespace {
 
 using Owner = VisitSide::Owner;
 constexpr std::int32_t kCell = Visits::kCell;
-/// Cells have numbers for so many masks.
-constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
 
 /// Owners of a list, that of each tile, and the end of the tiles behind it that own as many rows.
 struct Cut {
@@ -56,7 +54,7 @@ struct Hash {
   }
 };
 
-/// A cell, that of the same pairs with sides changed, its pairs, and the columns and rows that have some.
+/// A cell, that of the same pairs with sides changed, its pairs, and which columns and rows have some.
 struct MaskedCell {
   std::uint16_t cell, turned;
   Index pairs = 0;
@@ -73,10 +71,8 @@ class Masks {
   MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
     MaskedCell made{number_of(bits), Visits::kCompare};
-    for (std::size_t i = 0; i < bits.size(); ++i) {
-      made.pairs += std::popcount(bits[i]), made.columns |= bits[i];
-      made.rows |= std::uint64_t{bits[i] != 0} << i;
-    }
+    for (const std::uint64_t row : bits) made.pairs += std::popcount(row), made.columns |= row;
+    for (std::size_t i = 0; i < bits.size(); ++i) made.rows |= std::uint64_t{bits[i] != 0} << i;
     if (made.cell == Visits::kCompare) return made;  // as all will be that come
     const Bits other = transposed(bits);
     made.turned = other == bits ? made.cell : number_of(other);
@@ -84,15 +80,12 @@ class Masks {
     return cells_[bits] = made;
   }
   bool compares = false;  // there was no room for a mask
-  bool beyond_numbers() const { return compares && most_ == kMaskBytes / 4; }
 
  private:
   std::uint16_t number_of(const Bits& bits) {
     if (words_.size() + Visits::kWords > most_) return compares = true, Visits::kCompare;
     const auto cell = static_cast<std::uint16_t>(Visits::kMasks + words_.size() / Visits::kWords);
-    words_.resize(words_.size() + Visits::kWords);
-    for (std::size_t thread = 0; thread < Visits::kWords; ++thread)
-      words_.end()[std::ptrdiff_t(thread) - Visits::kWords] = word(bits, thread);
+    for (std::size_t thread = 0; thread < Visits::kWords; ++thread) words_.push_back(word(bits, thread));
     return cell;
   }
   static std::uint32_t word(const Bits& bits, std::size_t thread) {
@@ -109,36 +102,34 @@ class Masks {
   std::unordered_map<Bits, MaskedCell, Hash> cells_;
 };
 
-/// For each half of the other side's rows: the cells of an owner's halves, and what these meet.
+/// The cells of an owner's halves with half of the other side's rows, and, on axes, what they meet.
 struct HalfCells {
-  std::array<std::array<std::uint16_t, 2>, 2> cell{};
-  std::array<std::array<std::uint64_t, 2>, 2> met{};
+  std::array<std::uint16_t, 2> cell{};
+  std::array<std::uint64_t, 2> met{};
 };
 /// What two owners have in common.
 struct Met {
-  HalfCells by_query{}, by_key{};
+  std::array<HalfCells, 2> by_query{}, by_key{};
   Index pairs = 0;
 };
 /// Adds steps to the visits of the last owner of a side; what continues the last one joins it.
-void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows, const HalfCells& cells,
-            std::size_t half) {
-  const std::array<std::uint16_t, 2>& cell = cells.cell[half];
-  if (std::ssize(side.visit) > own.first && std::ranges::count(cell, Visits::kCompare) == 0)
+void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows, const HalfCells& half) {
+  if (std::ssize(side.visit) > own.first && std::ranges::count(half.cell, Visits::kCompare) == 0)
     if (VisitSide::Visit& last = side.visit.back();
-        last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0)
+        last.cell == half.cell && last.row + last.rows == row && last.rows % kCell == 0)
       return void(last.rows += rows);
-  side.visit.push_back({row, rows, cell, 0});
-  if (side.has_met) side.met.push_back(cells.met[half]);
+  side.visit.push_back({row, rows, half.cell, 0});
+  if ((half.met[0] | half.met[1]) != 0) side.met.push_back(half.met);
 }
 /// The same with others that follow each other, each with these cells; without pairs it is no step.
-void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const HalfCells& cells) {
-  if (const Owner& first = others[0]; cells.cell[0] == cells.cell[1] && first.rows == Visits::kOwner &&
-                                      std::ranges::count(cells.cell[0], Visits::kCompare) == 0)
-    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, cells, 0);
+void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const std::array<HalfCells, 2>& half) {
+  const Owner& first = others[0];
+  if (half[0].cell == half[1].cell && first.rows == Visits::kOwner && !std::ranges::count(half[0].cell, Visits::kCompare))
+    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, half[0]);
   for (const Owner& other : others)
     for (std::int32_t row = 0; row < other.rows; row += kCell)
-      if (cells.cell[at(row / kCell)] != std::array<std::uint16_t, 2>{})
-        append(side, own, other.row + row, std::min(other.rows - row, kCell), cells, at(row / kCell));
+      if (half[at(row / kCell)].cell != std::array<std::uint16_t, 2>{})
+        append(side, own, other.row + row, std::min(other.rows - row, kCell), half[at(row / kCell)]);
 }
 /// Counts the steps and cells of an owner whose visits are all there.
 void count_steps(VisitSide& side, Owner& own) {
@@ -176,7 +167,7 @@ void cut(VisitSide& side, Index least) {
         if (part.visits++ == 0) part.first = narrow(visits.size());
         taken = std::min(v.rows, (each - part.steps) * kCell);
         visits.push_back({v.row, taken, v.cell, v.mask});
-        if (side.has_met) met.push_back(side.met[at(number)]);
+        if (!side.met.empty()) met.push_back(side.met[at(number)]);
         part.steps += (taken + kCell - 1) / kCell, step += (taken + kCell - 1) / kCell;
       }
     owner.first = first, owner.visits = narrow(visits.size()) - first;
@@ -238,7 +229,7 @@ class OwnerWalk {
     const Tiling::Lists lists = keys_own ? t_.met.transposed(t_.k_tile.size()) : t_.met;
     std::vector<ListedTile> listed;
     List key;
-    for (std::size_t i = 0; i < ours.owner.size() && !masks_.beyond_numbers(); ++i) {
+    for (std::size_t i = 0; i < ours.owner.size(); ++i) {
       Owner& own = ours.owner[i];
       own.first = narrow(side.visit.size()), listed.clear();
       for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
@@ -309,8 +300,8 @@ class OwnerWalk {
     for (std::size_t a = 0; a < 2; ++a)
       for (std::size_t b = 0; b < 2; ++b) {
         const MaskedCell its = masks_.cell_of(pairs[a][b]);
-        met.by_query.cell[b][a] = its.cell, met.by_query.met[b][a] = its.columns;
-        met.by_key.cell[a][b] = its.turned, met.by_key.met[a][b] = its.rows, met.pairs += its.pairs;
+        met.by_query[b].cell[a] = its.cell, met.by_key[a].cell[b] = its.turned, met.pairs += its.pairs;
+        if (!t_.axis[0].key.empty()) met.by_query[b].met[a] = its.columns, met.by_key[a].met[b] = its.rows;
       }
     return met;
   }
@@ -345,7 +336,6 @@ void number_masks(VisitSide& side, Index portion) {
 
 Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool merges) {
   Visits out;
-  out.queries.has_met = out.keys.has_met = !t.axis[0].key.empty();
   Masks masks(out.mask, most);
   OwnerWalk walk(t, merges, masks);
   std::vector<Owner>&queries = walk.queries.owner, &keys = walk.keys.owner;
@@ -354,9 +344,8 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
     out.pairs += n * met.pairs, owners[q] += n;
     out.mixed = out.mixed || met.pairs != Index{queries[q].rows} * keys[k].rows;
     for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
-      out.one_owner = out.one_owner && met.by_key.cell[at(row / kCell)] != std::array<std::uint16_t, 2>{};
+      out.one_owner = out.one_owner && met.by_key[at(row / kCell)].cell != std::array<std::uint16_t, 2>{};
   });
-  if (masks.beyond_numbers()) return out.queries.made = out.keys.made = 1, out;
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
     return visits_of_owners(t, most, portion, false);
@@ -377,9 +366,10 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
 }
 
 /// See with_short_lists(); null where they save too little. A copy would have none of its visits.
-using ShortLists = std::unique_ptr<const Tiling>;
-ShortLists short_lists(const Tiling& t, bool keys_own) {
+std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own) {
   const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
+  // Cells have numbers for so many masks.
+  constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
   // Cells that are nearly half full have no fifth to save.
   if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
   const VisitSide& side = side_of(visits(t));
@@ -406,9 +396,8 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
     for (const List& rows : met) entries.insert(entries.end(), rows.begin(), rows.end());
     for (const auto last = narrow(entries.size()); row < last; row = list.tiles.back().end)
       list.tiles.push_back({row, std::min(last, row + narrow(Visits::kOwner))});
-    const auto end = narrow(list.tiles.size());
     for (std::int32_t n = own.tiles; n > 0; --n, tiles.end_list())
-      if (end > tile) tiles.add(tile, end, true);
+      if (const auto end = narrow(list.tiles.size()); end > tile) tiles.add(tile, end, true);
     if (entries.size() > 1 << 22) return {};
   }
   if (5 * after > 4 * before) return {};
@@ -432,7 +421,7 @@ const Visits& visits(const Tiling& t) {
 }
 
 const Tiling& with_short_lists(const Tiling& t, bool keys_own) {
-  const ShortLists& its = t.memo.get<ShortLists>({keys_own}, [&] { return short_lists(t, keys_own); });
+  const auto& its = t.memo.get<std::unique_ptr<const Tiling>>({keys_own}, [&] { return short_lists(t, keys_own); });
   return its ? *its : t;
 }
 
