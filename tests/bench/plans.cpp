@@ -2,11 +2,11 @@
 // kernels walk, and for a CPU's lists, as JSON, a line a set. A hash of all these lists tells
 // whether another build makes the same.
 //
-//   hilt_plans [--only TEXT]              the sets of kRows whose name has the text
+//   hilt_plans [--only TEXT]              the sets of kRows whose name has the text; all, and 300 drawn
 //   hilt_plans --hashes FILE COUNT SEED   hashes alone: of a file of problems, and of so many drawn
 //                                         ones of at most 16,384 tokens
 //   hilt_plans --drawn COUNT SEED         so many drawn problems: the median, p95 and the worst of a
-//                                         plan with all that a GPU's kernels walk of it, and which
+//                                         plan with all that a GPU's kernels walk of it
 //
 // Times are of the processor, medians of several runs.
 #include <algorithm>
@@ -179,7 +179,7 @@ void each_tiling(const Plan& plan, auto&& f) {
   for (const PlanPart& part : row_parts(plan)) std::ranges::for_each(part.tilings, f);
 }
 
-int time_drawn(std::uint64_t count, std::uint64_t seed) {
+void time_drawn(std::uint64_t count, std::uint64_t seed) {
   std::vector<std::pair<double, std::string>> all;
   for (std::uint64_t i = 0; i < count; ++i) {
     const bench::Problem p = bench::drawn(seed, i, false);
@@ -200,8 +200,6 @@ int time_drawn(std::uint64_t count, std::uint64_t seed) {
   std::cout << std::setprecision(3) << R"({"set":"drawn problems","count":)" << count << R"(,"seed":)" << seed
             << R"(,"median_ms":)" << at(0.5) << R"(,"p95_ms":)" << at(0.95) << R"(,"worst_ms":)" << at(1)
             << R"(,"worst":")" << all.back().second << "\"}" << std::endl;
-  if (std::getenv("HILT_VERBOSE")) for (auto& [ms, text] : all) std::cerr << ms << " " << text << "\n";
-  return 0;
 }
 
 void time_row(const Row& row) {
@@ -243,7 +241,7 @@ int main(int count, char** words) {
   if (args.size() == 4 && args[0] == "--hashes")
     return print_hashes(args[1], std::stoull(args[2]), std::stoull(args[3]));
   set_thread_count(1);
-  if (args.size() == 3 && args[0] == "--drawn") return time_drawn(std::stoull(args[1]), std::stoull(args[2]));
+  if (args.size() == 3 && args[0] == "--drawn") return time_drawn(std::stoull(args[1]), std::stoull(args[2])), 0;
   if (!args.empty() && (args.size() != 2 || args[0] != "--only")) {
     std::cerr << "hilt_plans: error: flags are --only TEXT, --drawn COUNT SEED or --hashes FILE COUNT SEED\n";
     return 2;
@@ -252,4 +250,5 @@ int main(int count, char** words) {
     if (const std::string name = std::string(row.set) + ' ' + row.pattern;
         args.empty() || name.find(args[1]) != name.npos)
       time_row(row);
+  if (args.empty()) time_drawn(300, 51);
 }

@@ -156,12 +156,11 @@ static std::vector<PlanPart> made_rows(const Plan& plan) {
   for (const PlanPart& part : plan.parts())
     for (const Tiling::Place& place : part.places.list) documents.emplace_back(place, &part);
   std::ranges::sort(documents);
-  const bool each_row = plan.spec().documents.size() == 1;
   std::vector<PlanPart> rows;
   for (auto first = documents.begin(), end = first; first != documents.end(); first = end) {
     end = std::ranges::find_if(first, documents.end(), [&](const auto& d) { return d.first.row != first->first.row; });
     PlanPart& row = rows.emplace_back(PlanPart{plan.length(), plan.queries()});
-    if (!each_row) row.places = {{{first->first.row, 0, 0}}, false};
+    if (plan.spec().documents.size() > 1) row.places = {{{first->first.row, 0, 0}}, false};
     for (std::size_t i = 0; i < first->second->tilings.size(); ++i) {
       Tiling& made = row.tilings.emplace_back();
       for (std::int32_t numbers = 0; const auto& [place, part] : std::span(first, end))

@@ -223,10 +223,11 @@ class Builder {
       boxes += runs.back().size();
     }
     if (boxes == 0) return void(axes_ = 0);  // a list of blocks may be empty
-    // A query has as many keys as numbers on each axis, which on one axis may be the ranks.
-    const bool ranked = !g_.order || (g_.spec.causality == Causality::curve) != g_.by_token;
+    // A query has as many keys as numbers on each axis, which one after the other may be the ranks.
+    const bool curve = g_.spec.causality == Causality::curve, along = b_.dimensions() == 1 && !g_.by_token,
+               ranked = (!g_.order || curve == along) && !g_.met;
     counts_ahead_ = alternatives_.size() == 1 &&
-                    (!t_.causal || (!g_.met && ranked && b_.dimensions() == 1 && b_.axes[0].dilation == 1));
+                    (!t_.causal || (ranked && std::ranges::all_of(b_.axes, [](auto& a) { return a.dilation == 1; })));
     boxes_.clear(), t_.boxes = narrow(boxes);
     for (Tiling::Axis& axis : std::span(t_.axis).first(axes_)) {
       axis.key.assign(t_.k_token.size() * boxes, kTaken);  // as the prefix has it
@@ -293,15 +294,16 @@ class Builder {
       }
     });
     of_each(t_.q_tile, prefix_.q_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
-      Index numbers = 1;
+      Index numbers = !t_.causal, same = t_.causal;  // in front of it, and it itself, by the axes so far
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = on(t_.q_token[row] - outside_, axis, true);
         t_.axis[axis].low[entry] = narrow(m.numbers.low), t_.axis[axis].high[entry] = narrow(m.numbers.high);
-        const Index high = t_.causal ? std::min(m.numbers.high, m.number) : m.numbers.high;
-        numbers *= std::max<Index>(high - m.numbers.low + 1, 0);
+        numbers = numbers * std::max<Index>(m.numbers.high - m.numbers.low + 1, 0) +
+                  same * std::max<Index>(std::min(m.numbers.high, m.number - 1) - m.numbers.low + 1, 0);
+        same *= m.numbers.has(m.number);
         if (m.numbers.low <= m.numbers.high) reach[axis][tile].cover(m.cells);
       }
-      if (counts_ahead_) t_.pairs += numbers;
+      if (counts_ahead_) t_.pairs += numbers + same;
     });
     for (std::size_t axis = 0; axis < axes_; ++axis) {
       std::fill_n(keys[axis].begin(), prefix_.k_tiles, Extremes{kTaken, kTaken});
@@ -334,9 +336,8 @@ class Builder {
       const auto [low, high] = std::ranges::minmax(std::span(a.key).subspan(prefix_.k * boxes));
       std::fill_n(a.low.begin(), prefix_.q * boxes, low), std::fill_n(a.high.begin(), prefix_.q * boxes, high);
     }
-    const std::size_t of_prefix = prefix_.q * t_.k_token.size(),
-                      with_prefix = (t_.q_token.size() - prefix_.q) * prefix_.k;
-    if (counts_ahead_) t_.pairs += static_cast<Index>(of_prefix + with_prefix);
+    if (counts_ahead_)
+      t_.pairs += Index(prefix_.q * t_.k_token.size() + (t_.q_token.size() - prefix_.q) * prefix_.k);
   }
 
   /// The runs of blocks in the rows of a list: the first of each row, the second ..
