@@ -63,7 +63,7 @@ class KeyBits {
  public:
   KeyBits(const Tiling& t, Index first, Index keys);
   using Words = std::array<std::uint64_t, Tiling::kTile>;
-  /// Of each query in turn. Bit j: it attends to key first + j.
+  /// A word for each query, whose bit j says that it attends to key first + j.
   void find(Tiling::Range q, Words& words) const;
 
  private:

@@ -318,8 +318,8 @@ class Builder {
     for (const auto& [q, k] : t_.group) {
       const bool count_up = k.begin < k.end && asking.counts_up() && asked.counts_up();
       const Index n = k.end - k.begin, before = count_up ? Index{asking[at(q.begin)]} - asked[at(k.begin)] : 0;
-      const auto of_first = [n](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
-      if (count_up) t_.pairs += of_first(before + q.end - q.begin) - of_first(before);  // 1, 2 .. n, n .. keys
+      const auto sum = [n](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
+      if (count_up) t_.pairs += sum(before + q.end - q.begin) - sum(before);  // 1, 2 .. n, n .. keys
       Tokens keys;
       for (Index j = k.begin; !count_up && j < k.end; ++j) keys.push_back(asked[at(j)]);
       if (!std::ranges::is_sorted(keys)) std::ranges::sort(keys);
@@ -336,8 +336,7 @@ class Builder {
       const auto [low, high] = std::ranges::minmax(std::span(a.key).subspan(prefix_.k * boxes));
       std::fill_n(a.low.begin(), prefix_.q * boxes, low), std::fill_n(a.high.begin(), prefix_.q * boxes, high);
     }
-    if (counts_ahead_)
-      t_.pairs += Index(prefix_.q * t_.k_token.size() + (t_.q_token.size() - prefix_.q) * prefix_.k);
+    if (counts_ahead_) t_.pairs += Index(prefix_.q * t_.k_token.size() + (t_.q_token.size() - prefix_.q) * prefix_.k);
   }
 
   /// The runs of blocks in the rows of a list: the first of each row, the second ..

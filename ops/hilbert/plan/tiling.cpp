@@ -86,8 +86,8 @@ void KeyBits::find(Tiling::Range q, Words& words) const {
     Words met;
     std::fill_n(met.begin(), n, any);
     for (std::size_t axis = 0; axis < axes_ && any != 0; ++axis) {
-      const std::int32_t *const low = t_.axis[axis].low.data() + first * boxes + box,
-                               *const high = t_.axis[axis].high.data() + first * boxes + box;
+      const std::size_t begin = first * boxes + box;
+      const std::int32_t *low = t_.axis[axis].low.data() + begin, *high = t_.axis[axis].high.data() + begin;
       const Ordered& keys = on_[box * axes_ + axis];
       std::uint64_t its = any = 0;
       for (std::size_t i = 0, row = 0; i < n; ++i, row += boxes) {  // neighbors often ask for the same
@@ -111,7 +111,7 @@ Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most,
     for (Tiling::Range part{q.begin, q.begin}; part.begin < q.end && n < most; part.begin = part.end) {
       part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, Tiling::kTile)));
       keys[at((j - k.begin) / 64)].find(part, words);
-      for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += std::popcount(words[at(i)]);
+      for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += words[at(i)] ? std::popcount(words[at(i)]) : 0;
     }
   }
   return n;

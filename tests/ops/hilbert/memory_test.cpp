@@ -188,8 +188,8 @@ TEST(AttentionMemory, OnAGpuItCountsTheSumsOfParts) {
   PlanSpec cross;
   cross.length = 128, cross.heads = kHeads, cross.cross = 16384;
   const Device gpu{Device::Kind::cuda, 0};
-  for (const auto& [spec, sums] : {std::pair(few, kHeads * 8 * 128 * (kDim + 1)),
-                                   {cross, kKeyHeads * 8 * 128 * 2 * kDim}}) {
+  for (const auto& [spec, sums] :
+       {std::pair(few, kHeads * 8 * 128 * (kDim + 1)), {cross, kKeyHeads * 8 * 128 * 2 * kDim}}) {
     const PlanPtr plan = make_plan(spec);
     EXPECT_EQ(peak(plan, DType::bf16, gpu), peak(plan, DType::bf16, {}) + 4 * kBatch * sums);
     EXPECT_EQ(peak(plan, DType::f32, gpu), peak(plan, DType::f32, {}));

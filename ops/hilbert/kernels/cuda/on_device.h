@@ -71,8 +71,9 @@ struct SitesView {
 };
 constexpr Index kMostTokens = 1 << 24, kMostRows = 1 << 14;  // distances that f32 has exactly; and rows or columns
 
-/// Made once, on the host. Paired: each two owners of keys alone visit the same kPairSteps or fewer.
-bool are_paired(const Tiling& t);
+/// Whether two owners of keys in turn visit the same kPairSteps steps or fewer, no other the same.
+bool are_paired(const Visits& v);
+/// Made once, on the host.
 const kernels::hopper::Schedule& schedule(const Tiling& t, Index queries);
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);

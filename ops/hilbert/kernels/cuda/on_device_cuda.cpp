@@ -93,7 +93,7 @@ const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t whic
 
 }  // namespace
 
-static bool find_pairs(const Visits& v) {
+bool are_paired(const Visits& v) {
   const std::vector<VisitSide::Owner>& owner = v.keys.owner;  // sorted by steps
   if (owner.empty() || owner.size() % 2 != 0 || owner[0].steps > kPairSteps || v.keys.portion.size() > 2) return false;
   const auto first_rows = [&](const VisitSide::Owner& o) {
@@ -114,7 +114,6 @@ static bool find_pairs(const Visits& v) {
   std::ranges::sort(all);
   return visited == all;
 }
-bool are_paired(const Tiling& t) { return t.memo.get<bool>({}, [&] { return find_pairs(visits(t)); }); }
 
 const TilingView& on_device(const Tiling& t, Cuda where) {
   return image_of<TilingView>(t, where, [&](TilingView& view) {

@@ -193,7 +193,7 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
   const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && one_owner;
   const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && !one_owner &&
-                   are_paired(*b.tiling);
+                   b.tiling->memo.get<bool>({}, [&] { return are_paired(visits(*b.tiling)); });
   Decision d{.route = one || two ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
   if (one || two) return d;
   d.reason = whole ? why_not_one_pass(b) : "gradients are added up";

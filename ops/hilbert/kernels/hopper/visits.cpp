@@ -54,7 +54,7 @@ struct Hash {
   }
 };
 
-/// A cell, that of the same pairs with sides changed, its pairs, and which columns and rows have some.
+/// A cell, the same with sides changed, how many pairs it has, and the columns and rows of these.
 struct MaskedCell {
   std::uint16_t cell, turned;
   Index pairs = 0;
@@ -123,8 +123,8 @@ void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t ro
 }
 /// The same with others that follow each other, each with these cells; without pairs it is no step.
 void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const std::array<HalfCells, 2>& half) {
-  const Owner& first = others[0];
-  if (half[0].cell == half[1].cell && first.rows == Visits::kOwner && !std::ranges::count(half[0].cell, Visits::kCompare))
+  const bool alike = half[0].cell == half[1].cell && std::ranges::count(half[0].cell, Visits::kCompare) == 0;
+  if (const Owner& first = others[0]; alike && first.rows == Visits::kOwner)
     return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, half[0]);
   for (const Owner& other : others)
     for (std::int32_t row = 0; row < other.rows; row += kCell)
