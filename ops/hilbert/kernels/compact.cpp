@@ -255,21 +255,23 @@ class Compactor {
   /// them.
   static std::vector<Bytes> pairs_of(const Piece& p, Index each) {
     const Index queries = count(p.q), keys = std::ssize(p.keys), tiles = (keys + each - 1) / each;
-    std::vector<Bytes> of_query(at(tiles * queries)), of_key(at(keys)), out(at(tiles));
+    const Index row = 1 + each, column = 1 + 2 * queries;  // a length, and room for as many
+    Bytes of_query(at(tiles * queries * row)), of_key(at(keys * column));
     for (const Asked& a : p.asked) {
       const Index key = std::ranges::lower_bound(p.keys, a.key) - p.keys.begin();
       for (unsigned rest = a.queries; rest != 0; rest &= rest - 1) {
         const Index query = a.first - p.q.begin + std::countr_zero(rest);
-        Bytes& its = of_query[at(key / each * queries + query)];
-        for (const Index x : {query, std::ssize(its)}) of_key[at(key)].push_back(static_cast<std::uint8_t>(x));
-        its.push_back(static_cast<std::uint8_t>(key % each));
+        std::uint8_t *const its = &of_query[at((key / each * queries + query) * row)], *to = &of_key[at(key * column)];
+        to[2 * *to + 1] = static_cast<std::uint8_t>(query), to[2 * *to + 2] = its[0], ++*to;
+        its[++its[0]] = static_cast<std::uint8_t>(key % each);
       }
     }
-    const auto append = [](Bytes& to, std::size_t length, const Bytes& list) {
-      to.push_back(static_cast<std::uint8_t>(length)), to.insert(to.end(), list.begin(), list.end());
+    std::vector<Bytes> out(at(tiles));
+    const auto append = [](Bytes& to, const std::uint8_t* list, int of_each) {
+      to.insert(to.end(), list, list + 1 + of_each * *list);
     };
-    for (std::size_t i = 0; i < of_query.size(); ++i) append(out[i / at(queries)], of_query[i].size(), of_query[i]);
-    for (std::size_t i = 0; i < of_key.size(); ++i) append(out[i / at(each)], of_key[i].size() / 2, of_key[i]);
+    for (Index i = 0; i < tiles * queries; ++i) append(out[at(i / queries)], &of_query[at(i * row)], 1);
+    for (Index i = 0; i < keys; ++i) append(out[at(i / each)], &of_key[at(i * column)], 2);
     return out;
   }
   /// Those of the last tile of keys.
