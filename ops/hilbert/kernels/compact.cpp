@@ -170,15 +170,15 @@ class Compactor {
   }
   /// Those of some keys that a query of a piece asks for.
   void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
-    KeyBits::Words of_query{};
+    KeyBits::Words of_query;
     std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
-    if (partial) keys.find(p.q, of_query);
-    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? of_query[at(i)] : all;
+    partial ? keys.find(p.q, of_query) : of_query.fill(all);
+    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)], p.pairs += std::popcount(of_query[at(i)]);
     for (; any != 0; any &= any - 1) {
       const int j = std::countr_zero(any);
       unsigned asking = 0;
-      for (std::size_t i = 0; i < kStep; ++i) asking |= unsigned(of_query[i] >> j & 1) << i;
-      p.keys.push_back(first + j), p.pairs += std::popcount(asking);
+      for (Index i = 0; by_pairs_ && i < count(p.q); ++i) asking |= unsigned(of_query[at(i)] >> j & 1) << i;
+      p.keys.push_back(first + j);
       if (by_pairs_) p.asked.push_back({first + j, p.q.begin, asking});
     }
   }
