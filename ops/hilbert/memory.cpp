@@ -1,6 +1,7 @@
 // Bytes that each mode keeps and needs at its peak, counted off its code; S is B x heads x q x k.
 #include "ops/hilbert/call.h"
 #include "ops/hilbert/kernels/compact.h"
+#include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 
@@ -26,13 +27,19 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
 }
 
 static double real(Index n) { return static_cast<double>(n); }
-/// Bytes of the sums of dQ where Hopper's kernels go back in one pass.
-static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
-  Index bytes = 0;
+/// Bytes of the sums of Hopper's kernels: of dQ in one pass, and of the parts of owners.
+static std::pair<double, double> sums_on_gpu(const Plan& plan, Index batch, Index kv_heads, Index dim) {
+  Index one_pass = 0, of_parts = 0;
   for (const auto& [index, users_of] : users(plan, -1))
-    for (const PlanPart& part : plan.parts())
-      bytes += part.places.count(batch) * std::ssize(users_of) * kernels::one_pass_bytes(part.tilings[at(index)], dim);
-  return real(bytes);
+    for (const PlanPart& part : row_parts(plan)) {
+      const Tiling& t = part.tilings[at(index)];
+      const Index places = part.places.count(batch);
+      const auto [bytes, q, k] = kernels::hopper_sums(t, dim);
+      one_pass += places * std::ssize(users_of) * bytes;
+      of_parts = std::max({of_parts, q > 1 ? 4 * places * plan.heads() * q * std::ssize(t.q_token) * (dim + 1) : 0,
+                           k > 1 ? 8 * places * kv_heads * k * std::ssize(t.k_token) * dim : 0});
+    }
+  return {real(one_pass), real(of_parts)};
 }
 
 /// The same where the plan has its order.
@@ -60,8 +67,11 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
   if (mode == Backward::fused) {
     double peak =
         kept + row * stat + (q + kv) * stat + sums + std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0);
-    if (where.is_cuda() && narrow && dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
-      peak = std::max(peak, kept + row * stat + (q + kv) * element + one_pass_sums(plan, batch, dim));
+    if (!where.is_cuda() || !narrow) return bytes(kept, peak);
+    const auto [one_pass, of_parts] = sums_on_gpu(plan, batch, kv_heads, dim);
+    peak += of_parts;
+    if (dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
+      peak = std::max(peak, kept + row * stat + (q + kv) * element + one_pass);
     return bytes(kept, peak);
   }
   double scores = 0, largest = 0, gathered = 0, gathered_most = 0, masks = 0, indices = 0;

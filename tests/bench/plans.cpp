@@ -2,9 +2,11 @@
 // kernels walk, and for a CPU's lists, as JSON, a line a set. A hash of all these lists tells
 // whether another build makes the same.
 //
-//   hilt_plans [--only TEXT]              the sets of kRows whose name has the text
+//   hilt_plans [--only TEXT]              the sets of kRows whose name has the text; all, and 300 drawn
 //   hilt_plans --hashes FILE COUNT SEED   hashes alone: of a file of problems, and of so many drawn
 //                                         ones of at most 16,384 tokens
+//   hilt_plans --drawn COUNT SEED         so many drawn problems: the median, p95 and the worst of a
+//                                         plan with all that a GPU's kernels walk of it
 //
 // Times are of the processor, medians of several runs.
 #include <algorithm>
@@ -172,6 +174,34 @@ PlanSpec spec_of(const Row& row) {
   return spec;
 }
 
+/// f(tiling) of all that a GPU's kernels take.
+void each_tiling(const Plan& plan, auto&& f) {
+  for (const PlanPart& part : row_parts(plan)) std::ranges::for_each(part.tilings, f);
+}
+
+void time_drawn(std::uint64_t count, std::uint64_t seed) {
+  std::vector<std::pair<double, std::string>> all;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const bench::Problem p = bench::drawn(seed, i, false);
+    const PlanSpec spec = bench::spec_of(p);
+    std::vector<double> ms;
+    for (int run = 0; run < 3; ++run) {
+      const double begin = now_ms();
+      const Plan plan(spec);
+      each_tiling(plan, [](const Tiling& t) { (void)visits(t); });
+      if (p.dropout == 0)
+        each_tiling(plan, [](const Tiling& t) { (void)with_short_lists(t, false), (void)with_short_lists(t, true); });
+      ms.push_back(now_ms() - begin);
+    }
+    all.emplace_back(median(ms), bench::to_string(p));
+  }
+  std::ranges::sort(all);
+  const auto at = [&](double part) { return all[static_cast<std::size_t>(part * double(all.size() - 1))].first; };
+  std::cout << std::setprecision(3) << R"({"set":"drawn problems","count":)" << count << R"(,"seed":)" << seed
+            << R"(,"median_ms":)" << at(0.5) << R"(,"p95_ms":)" << at(0.95) << R"(,"worst_ms":)" << at(1)
+            << R"(,"worst":")" << all.back().second << "\"}" << std::endl;
+}
+
 void time_row(const Row& row) {
   const PlanSpec spec = spec_of(row);
   std::vector<double> plan_ms, visits_ms, short_ms, cpu_ms;
@@ -210,13 +240,15 @@ int main(int count, char** words) {
   const std::vector<std::string> args(words + 1, words + count);
   if (args.size() == 4 && args[0] == "--hashes")
     return print_hashes(args[1], std::stoull(args[2]), std::stoull(args[3]));
+  set_thread_count(1);
+  if (args.size() == 3 && args[0] == "--drawn") return time_drawn(std::stoull(args[1]), std::stoull(args[2])), 0;
   if (!args.empty() && (args.size() != 2 || args[0] != "--only")) {
-    std::cerr << "hilt_plans: error: flags are --only TEXT or --hashes FILE COUNT SEED\n";
+    std::cerr << "hilt_plans: error: flags are --only TEXT, --drawn COUNT SEED or --hashes FILE COUNT SEED\n";
     return 2;
   }
-  set_thread_count(1);
   for (const Row& row : kRows)
     if (const std::string name = std::string(row.set) + ' ' + row.pattern;
         args.empty() || name.find(args[1]) != name.npos)
       time_row(row);
+  if (args.empty()) time_drawn(300, 51);
 }

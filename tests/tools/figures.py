@@ -289,7 +289,7 @@ def cpu_attention(figures):
 def plans(figures):
     """What stands before a kernel, on the host; sets that differ in order or causality share a row."""
     by, first = {}, figures[0]
-    for f in figures[1:]:
+    for f in figures[1:-1]:
         name, *variant = f["set"].split(", ")
         by.setdefault(f"{name}, `{f['pattern']}`", []).append((" ".join(variant), f))
     text = lambda ms: f"{ms:.2g}" if ms < 100 else f"{ms:.0f}"
@@ -299,7 +299,10 @@ def plans(figures):
         said = "/".join(variant for variant, _ in sets if variant)
         lines.append(f"| {name}{', ' + said if said else ''} | {cell(sets, 'plan_ms', 'visits_ms', 'short_ms')} | "
                      f"{cell(sets, 'plan_ms', 'cpu_ms')} |")
-    return "\n".join(lines + ["", "Plan and lists, milliseconds of one thread's processor time, medians.",
+    drawn = figures[-1]
+    lines.append(f"| {drawn['count']} drawn, median/p95/worst | "
+                 f"{'/'.join(text(drawn[key]) for key in ('median_ms', 'p95_ms', 'worst_ms'))} |  |")
+    return "\n".join(lines + ["", "Milliseconds of one thread, medians.",
                               f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
 
 

@@ -137,8 +137,8 @@ Decision route(Cpu, const ForwardPass&);
 Decision route(Cpu, const BackwardPass&, bool whole);
 Decision route(Cuda, const ForwardPass&);
 Decision route(Cuda, const BackwardPass&, bool whole);
-/// Bytes that a head may take on a GPU where one pass adds up dQ.
-Index one_pass_bytes(const Tiling& t, Index dim);
+/// Bytes that a head may take where one pass of a GPU adds up dQ; parts of owners: queries, keys.
+std::array<Index, 3> hopper_sums(const Tiling& t, Index dim);
 
 void attention_forward(Cuda, const ForwardPass&, const Decision&);
 void attention_delta(Cuda, const DeltaPass&);

@@ -235,8 +235,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     BackwardSpace<E> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) go_back(task, space);
   };
-  if (tasks.workers == 1) work(0, 1);
-  else parallel_for(tasks.workers, 1, work);
+  parallel_for(tasks.workers, 1, work);
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ class Compactor {
   }
   Index cost() const { return cost_; }
   std::unique_ptr<const Compact> take() {
-    add_queries(*out_, t_);
+    select(kQueries, *out_, t_);
     out_->q_tile.clear();
     out_->grids = t_.grids, out_->pairs = t_.pairs;
     for (const Piece& p : pieces_) add(p);
@@ -170,21 +170,21 @@ class Compactor {
   }
   /// Those of some keys that a query of a piece asks for.
   void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
-    std::array<std::uint64_t, kStep> of_query{};
+    KeyBits::Words of_query;
     std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
-    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)] = partial ? keys.of(at(p.q.begin + i)) : all;
+    partial ? keys.find(p.q, of_query) : of_query.fill(all);
+    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)], p.pairs += std::popcount(of_query[at(i)]);
     for (; any != 0; any &= any - 1) {
       const int j = std::countr_zero(any);
       unsigned asking = 0;
-      for (std::size_t i = 0; i < of_query.size(); ++i) asking |= unsigned(of_query[i] >> j & 1) << i;
-      p.keys.push_back(first + j), p.pairs += std::popcount(asking);
+      for (Index i = 0; by_pairs_ && i < count(p.q); ++i) asking |= unsigned(of_query[at(i)] >> j & 1) << i;
+      p.keys.push_back(first + j);
       if (by_pairs_) p.asked.push_back({first + j, p.q.begin, asking});
     }
   }
   /// Neighbors are joined where that costs less, again and again.
   std::vector<Piece> joined(std::vector<Piece> pieces) const {
-    for (bool any = true; any;) {
-      any = false;
+    for (bool any = true; std::exchange(any, false);) {
       std::vector<Piece> next;
       for (std::size_t i = 0; i < pieces.size(); ++i) {
         if (i + 1 < pieces.size() && may_join(pieces[i], pieces[i + 1])) {
@@ -224,7 +224,7 @@ class Compactor {
   /// Appends a tile of these keys.
   Range list_keys(const TokenList& keys) {
     const auto begin = narrow(origin_.size());
-    add_keys(*out_, t_, &keys);
+    select(kKeys, *out_, t_, &keys);
     origin_.insert(origin_.end(), keys.begin(), keys.end());
     return out_->k_tile.emplace_back(Range{begin, narrow(origin_.size())});
   }
@@ -255,21 +255,23 @@ class Compactor {
   /// them.
   static std::vector<Bytes> pairs_of(const Piece& p, Index each) {
     const Index queries = count(p.q), keys = std::ssize(p.keys), tiles = (keys + each - 1) / each;
-    std::vector<Bytes> of_query(at(tiles * queries)), of_key(at(keys)), out(at(tiles));
+    const Index row = 1 + each, column = 1 + 2 * queries;  // a length, and room for as many
+    Bytes of_query(at(tiles * queries * row)), of_key(at(keys * column));
     for (const Asked& a : p.asked) {
       const Index key = std::ranges::lower_bound(p.keys, a.key) - p.keys.begin();
       for (unsigned rest = a.queries; rest != 0; rest &= rest - 1) {
         const Index query = a.first - p.q.begin + std::countr_zero(rest);
-        Bytes& its = of_query[at(key / each * queries + query)];
-        for (const Index x : {query, std::ssize(its)}) of_key[at(key)].push_back(static_cast<std::uint8_t>(x));
-        its.push_back(static_cast<std::uint8_t>(key % each));
+        std::uint8_t *const its = &of_query[at((key / each * queries + query) * row)], *to = &of_key[at(key * column)];
+        to[2 * *to + 1] = static_cast<std::uint8_t>(query), to[2 * *to + 2] = its[0], ++*to;
+        its[++its[0]] = static_cast<std::uint8_t>(key % each);
       }
     }
-    const auto append = [](Bytes& to, std::size_t length, const Bytes& list) {
-      to.push_back(static_cast<std::uint8_t>(length)), to.insert(to.end(), list.begin(), list.end());
+    std::vector<Bytes> out(at(tiles));
+    const auto append = [](Bytes& to, const std::uint8_t* list, int of_each) {
+      to.insert(to.end(), list, list + 1 + of_each * *list);
     };
-    for (std::size_t i = 0; i < of_query.size(); ++i) append(out[i / at(queries)], of_query[i].size(), of_query[i]);
-    for (std::size_t i = 0; i < of_key.size(); ++i) append(out[i / at(each)], of_key[i].size() / 2, of_key[i]);
+    for (Index i = 0; i < tiles * queries; ++i) append(out[at(i / queries)], &of_query[at(i * row)], 1);
+    for (Index i = 0; i < keys; ++i) append(out[at(i / each)], &of_key[at(i * column)], 2);
     return out;
   }
   /// Those of the last tile of keys.
@@ -375,12 +377,12 @@ std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
         t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
       return nullptr;
   auto out = std::make_unique<Tiling>();
-  add_queries(*out, one);
+  select(kQueries, *out, one);
   out->grids = one.grids, out->q_tile = common_tiles(all);
   List tiles_before;
   for (const Tiling* t : all) {
     tiles_before.push_back(narrow(out->k_tile.size()));
-    add_keys(*out, *t);
+    select(kKeys, *out, *t);
     out->pairs += t->pairs;
   }
   std::vector<std::size_t> within(all.size());  // the tile of each that holds ours

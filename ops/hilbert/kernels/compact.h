@@ -50,8 +50,7 @@ struct Compact : Tiling {
   std::vector<std::uint8_t> pair_list;
   /// Those of a tile of keys, or null.
   [[gnu::always_inline]] const std::uint8_t* pairs_of(std::int32_t tile) const {
-    const bool whole = pair_begin.empty() || pair_begin.data()[tile] < 0;
-    return whole ? nullptr : pair_list.data() + pair_begin.data()[tile];
+    return pair_begin.empty() || pair_begin.data()[tile] < 0 ? nullptr : pair_list.data() + pair_begin.data()[tile];
   }
 };
 

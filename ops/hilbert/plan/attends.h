@@ -58,11 +58,13 @@ template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists
   return any;
 }
 
-/// attends() for a query and up to 64 keys at a time.
+/// attends() for a run of queries and up to 64 keys at a time.
 class KeyBits {
  public:
   KeyBits(const Tiling& t, Index first, Index keys);
-  std::uint64_t of(std::size_t i) const;  // bit j: query i attends to key first + j
+  using Words = std::array<std::uint64_t, Tiling::kTile>;
+  /// A word for each query, whose bit j says that it attends to key first + j.
+  void find(Tiling::Range q, Words& words) const;
 
  private:
   struct Ordered {  // on an axis, or by rank
@@ -80,17 +82,26 @@ class KeyBits {
 
 /// How many pairs of these runs attend, or some number from `most` on. They must all be of listed
 /// tiles.
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most = 1 << 30);
+/// What is made of the keys may stay, for the next queries.
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most = 1 << 30,
+                  std::vector<KeyBits>* kept = nullptr);
 
 /// How entries differ from those that they were: their rows, names and numbers on the first axis,
 /// by so much.
 struct Moved {
   std::int32_t row = 0, name = 0, number = 0;
 };
-/// Appends entries of another tiling's queries, or keys, and all that is told of them; null: all,
-/// with the tiles that they are in.
-void add_queries(Tiling& to, const Tiling& from, const TokenList* entries = nullptr, const Moved& by = {});
-void add_keys(Tiling& to, const Tiling& from, const TokenList* entries = nullptr, const Moved& by = {});
+/// Where a tiling has what it says of one side.
+struct Side {
+  TokenList Tiling::*token, Tiling::*name, Tiling::*rank;
+  std::vector<Tiling::Range> Tiling::*tile;
+  std::vector<std::int32_t> Tiling::*known;
+  std::vector<std::vector<std::int32_t> Tiling::Axis::*> on_axis;
+};
+extern const Side kQueries, kKeys;
+/// Appends entries of a side of another tiling, and all that is told of them; null: all, with the
+/// tiles that they are in.
+void select(const Side& side, Tiling& to, const Tiling& from, const TokenList* entries = nullptr, const Moved& by = {});
 
 /// Entries of a tiling's queries, or of its keys, and the tiles that these are cut into.
 struct Selection {

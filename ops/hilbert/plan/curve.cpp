@@ -15,7 +15,6 @@
 #include "ops/hilbert/plan/order.h"
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>

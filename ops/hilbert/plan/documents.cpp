@@ -1,6 +1,5 @@
 // Lists of documents as text, and where equal ones lie.
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <map>
 #include "core/error.h"
@@ -59,11 +58,12 @@ void check_documents(const PlanSpec& spec) {
       const Index before = prefix_of(spec.pattern);
       if (!d.folds() && before + d.grid.cells() != d.length)
         fail("plan: a document of ", d.length, " tokens on a grid of ", text_of(d));
-      check(before == 0 || d.length > before, "plan: ", to_string(spec.pattern), ": document ", number, " of row ", row,
-            " has ", d.length, " tokens, none of which is behind its prefix");
-      check(planar == spec.pattern.end() || !d.folds(),
-            "plan: ", planar == spec.pattern.end() ? "" : to_string({*planar}),
-            " needs a grid in every document; one of row ", row, " has ", d.length, " tokens and no grid");
+      if (before > 0 && d.length <= before)
+        fail("plan: ", to_string(spec.pattern), ": document ", number, " of row ", row, " has ", d.length,
+             " tokens, none of which is behind its prefix");
+      if (planar != spec.pattern.end() && d.folds())
+        fail("plan: ", to_string({*planar}), " needs a grid in every document; one of row ", row, " has ", d.length,
+             " tokens and no grid");
       tokens += d.length, ++number;
     }
     check(tokens <= spec.length, "plan: the documents of row ", row, " hold ", tokens, " tokens, but a row has ",
@@ -133,44 +133,38 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
 
 // ---- a row as one part --------------------------------------------------------------------------
 
-/// A row's tiling as documents are appended, none of whose tiles has pairs with another's.
-struct RowTiling {
-  Tiling tiling;
-  std::int32_t end = 0;  // of the numbers on the first axis: each document's are its own
-
-  void add(const Tiling& t, const Tiling::Place& place) {
-    std::int32_t first = 0, last = -1;
-    for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
-      for (const std::int32_t x : *list) first = std::min(first, x), last = std::max(last, x);
-    const std::int32_t tiles_before = narrow(tiling.k_tile.size()), beyond = end - first;
-    add_queries(tiling, t, nullptr, {place.q, place.k, beyond});
-    add_keys(tiling, t, nullptr, {place.k, place.k, beyond});
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-      for (const Tiling::Run& run : std::span(t.met.of(i).first, t.met.of(i).last))
-        tiling.met.add(run.begin + tiles_before, run.end + tiles_before, run.partial);
-      tiling.met.end_list();
-    }
-    for (const Tiling::Sites& s : t.grids) tiling.grids.push_back({s, s.first + place.k, place.k});
-    tiling.pairs += t.pairs;
-    end = std::max(end, last + beyond + 1);
+/// Appends a document to a row's tiling; their tiles have no pairs with each other's. `end`: of the
+/// numbers on the first axis, where each document's are its own.
+static void append(Tiling& row, std::int32_t& end, const Tiling& t, const Tiling::Place& place) {
+  std::int32_t first = 0, last = -1;
+  for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
+    for (const std::int32_t x : *list) first = std::min(first, x), last = std::max(last, x);
+  const std::int32_t tiles_before = narrow(row.k_tile.size()), beyond = end - first;
+  select(kQueries, row, t, nullptr, {place.q, place.k, beyond});
+  select(kKeys, row, t, nullptr, {place.k, place.k, beyond});
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+    for (const Tiling::Run& run : std::span(t.met.of(i).first, t.met.of(i).last))
+      row.met.add(run.begin + tiles_before, run.end + tiles_before, run.partial);
+    row.met.end_list();
   }
-};
+  for (const Tiling::Sites& s : t.grids) row.grids.push_back({s, s.first + place.k, place.k});
+  row.pairs += t.pairs, end = std::max(end, last + beyond + 1);
+}
 
 static std::vector<PlanPart> made_rows(const Plan& plan) {
   std::vector<std::pair<Tiling::Place, const PlanPart*>> documents;
   for (const PlanPart& part : plan.parts())
     for (const Tiling::Place& place : part.places.list) documents.emplace_back(place, &part);
   std::ranges::sort(documents);
-  const bool each_row = plan.spec().documents.size() == 1;
   std::vector<PlanPart> rows;
   for (auto first = documents.begin(), end = first; first != documents.end(); first = end) {
     end = std::ranges::find_if(first, documents.end(), [&](const auto& d) { return d.first.row != first->first.row; });
     PlanPart& row = rows.emplace_back(PlanPart{plan.length(), plan.queries()});
-    if (!each_row) row.places = {{{first->first.row, 0, 0}}, false};
+    if (plan.spec().documents.size() > 1) row.places = {{{first->first.row, 0, 0}}, false};
     for (std::size_t i = 0; i < first->second->tilings.size(); ++i) {
-      RowTiling made;
-      for (const auto& [place, part] : std::span(first, end)) made.add(part->tilings[i], place);
-      row.tilings.push_back(std::move(made.tiling));
+      Tiling& made = row.tilings.emplace_back();
+      for (std::int32_t numbers = 0; const auto& [place, part] : std::span(first, end))
+        append(made, numbers, part->tilings[i], place);
     }
     mark_known_rows(plan, row);
   }

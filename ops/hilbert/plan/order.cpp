@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 #include "core/io/text.h"
+#include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 namespace {
@@ -236,18 +237,10 @@ Grid token_grid(const Order& order, Index length) {
 // ---- permutations -------------------------------------------------------------------------------
 
 Permutation make_permutation(std::vector<std::int32_t> token_at) {
-  const auto n = token_at.size();
-  check(n <= static_cast<std::size_t>(kMaxLength), "make_permutation: ", n, " tokens; expected at most 2147483647");
-  Permutation made{std::move(token_at), std::vector<std::int32_t>(n, -1)};
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int32_t token = made.token_at[i];
-    check(token >= 0 && static_cast<std::size_t>(token) < n, "make_permutation: position ", i, " names token ", token,
-          " of ", n);
-    std::int32_t& position = made.position_of[static_cast<std::size_t>(token)];
-    check(position < 0, "make_permutation: token ", token, " is at position ", position, " and again at ", i);
-    position = static_cast<std::int32_t>(i);
-  }
-  return made;
+  check(std::ssize(token_at) <= kMaxLength, "make_permutation: ", token_at.size(),
+        " tokens; expected at most 2147483647");
+  std::vector<std::int32_t> position_of = inverse_within(token_at, {}, 0);
+  return {std::move(token_at), std::move(position_of)};
 }
 
 Permutation build_permutation(const Order& order, Index length) { return build(resolve(order, length), length); }

@@ -204,8 +204,8 @@ std::string to_string(const Pattern& pattern) {
 
 Index behind_prefix(const Pattern& p, Index length) {
   const Index n = prefix_of(p);
-  check(n == 0 || n < length, "pattern (", to_string(p), "): a row has ", length,
-        " tokens, none of which is behind its prefix");
+  if (n > 0 && n >= length)
+    fail("pattern (", to_string(p), "): a row has ", length, " tokens, none of which is behind its prefix");
   return std::max<Index>(length - n, 0);
 }
 

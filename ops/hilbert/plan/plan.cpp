@@ -230,15 +230,6 @@ Grid grid_of(const PlanSpec& spec) { return token_grid(spec.order, behind_prefix
 Ground ground_of(const PlanSpec& spec, const Permutation* order, Grid grid, bool met = false) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only, met && spec.outside() > 0};
 }
-/// Whether the tiling of a union has the pairs of a prefix: of those that a head merges, the last.
-bool meets_prefix(const PlanSpec& spec, std::size_t branch) {
-  if (spec.dilation_mode == DilationMode::head_groups) return true;
-  for (std::size_t i = 0; i < spec.pattern.size(); ++i)
-    if (!spec.pattern[i].joined && (spec.pattern[i].dilation < spec.pattern[branch].dilation ||
-                                    (spec.pattern[i].dilation == spec.pattern[branch].dilation && i > branch)))
-      return false;
-  return true;
-}
 
 void become(PlanSpec& spec, const Document& document, std::vector<std::int32_t> given) {
   spec.documents.clear();
@@ -288,8 +279,10 @@ void Plan::build() {
     for (const Branch& b : one.pattern) check_ground(ground_of(one, order.get(), grid), b);
     PlanPart& part = parts_.emplace_back(one.length, one.rows_of_q());
     part.places = std::move(placed.places);
-    for (const auto& [branch, head] : asked)
-      part.tilings.push_back(tiling_of(ground_of(one, order.get(), grid, meets_prefix(one, branch)), branch, head));
+    for (const auto& [branch, head] : asked) {  // of those that a head merges, the last meets the prefix
+      const auto last = asked[at(head_tilings_[at(head)].back())].first;
+      part.tilings.push_back(tiling_of(ground_of(one, order.get(), grid, branch == last), branch, head));
+    }
     if (one.order.grid == grid || std::ranges::any_of(one.pattern, &Branch::on_grid))
       for (Tiling& t : part.tilings) t.grids = {{grid, narrow(one.outside())}};
     if (spec_.documents.empty()) order_ = order, grid_ = grid;
@@ -300,8 +293,7 @@ void Plan::build() {
 void mark_known_rows(const Plan& plan, PlanPart& part) {
   const std::span<const std::int32_t> its = plan.tilings_of(0);
   if (!plan.heads_agree() || its.size() < 2) return;
-  for (const auto& [list, known] :
-       {std::pair(&Tiling::q_token, &Tiling::q_known), std::pair(&Tiling::k_token, &Tiling::k_known)}) {
+  for (const auto& [list, known] : {std::pair(kQueries.token, kQueries.known), {kKeys.token, kKeys.known}}) {
     std::vector<std::int32_t> before(at(std::max(part.length, part.queries)), 0);
     for (const std::int32_t i : its) {
       Tiling& t = part.tilings[at(i)];
@@ -370,27 +362,23 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
   return 0;
 }
 
-/// Queries of a part that have a key for every head.
-static Index rows_with_keys(const Plan& plan, const PlanPart& part) {
-  std::vector<Index> heads(at(part.queries));  // for how many a query has one
-  for (Index head = 0; head < plan.heads(); ++head)
-    for (const std::int32_t index : plan.tilings_of(head)) {
-      const Tiling& t = part.tilings[at(index)];
-      for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-        for (std::int32_t q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q) {
-          Index& its = heads[at(t.q_token[at(q)])];
-          for (const Tiling::Ref ref : t.met.of(i)) {
-            if (its != head) break;  // it has a key, or lacked one before
-            its += !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)], 1) > 0;
-          }
-        }
-    }
-  return std::ranges::count(heads, plan.heads());
-}
-
 Index Plan::empty_rows() const {
   Index rows = queries() * std::max<Index>(1, std::ssize(spec_.documents));
-  for (const PlanPart& part : parts_) rows -= part.places.count(1) * rows_with_keys(*this, part);
+  for (const PlanPart& part : parts_) {
+    std::vector<Index> having(at(part.queries));  // for how many heads a query has a key
+    for (Index head = 0; head < heads(); ++head)
+      for (const std::int32_t index : tilings_of(head)) {
+        const Tiling& t = part.tilings[at(index)];
+        for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+          for (std::int32_t q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q) {
+            Index& its = having[at(t.q_token[at(q)])];
+            for (const Tiling::Ref ref : t.met.of(i))
+              if (its == head)  // else it has a key, or lacked one before
+                its += !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)], 1) > 0;
+          }
+      }
+    rows -= part.places.count(1) * std::ranges::count(having, heads());
+  }
   return rows;
 }
 
@@ -418,10 +406,10 @@ std::size_t Plan::bytes() const {
     n += sizeof part;
     add(part.places.list, part.tilings);
     for (const Tiling& t : part.tilings) {
-      for (const TokenList* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.q_rank, &t.k_rank})
-        n += list->bytes();
+      for (const Side& s : {kQueries, kKeys})
+        n += (t.*s.token).bytes() + (t.*s.name).bytes() + (t.*s.rank).bytes(), add(t.*s.known, t.*s.tile);
       for (const Tiling::Axis& axis : t.axis) add(axis.key, axis.low, axis.high);
-      add(t.q_known, t.k_known, t.grids, t.q_tile, t.k_tile, t.met.begin, t.met.run, t.group);
+      add(t.grids, t.met.begin, t.met.run, t.group);
     }
   }
   return n;

@@ -4,7 +4,6 @@
 #include "ops/hilbert/plan/tiles.h"
 #include <bit>
 #include <limits>
-#include <ranges>
 #include "core/error.h"
 
 namespace hilt {
@@ -54,10 +53,13 @@ class Builder {
   /// Extremes of list[step row + first] among the rows of each tile.
   template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
     Extents out(tiles.size());
+    bool ends_tell = false;
+    if constexpr (std::is_same_v<List, TokenList>) ends_tell = list.counts_up();
     for (std::size_t tile = 0; tile < tiles.size(); ++tile)
-      for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) {
+      for (Index row = tiles[tile].begin, last = tiles[tile].end - 1; row <= last; ++row) {
         const Index x = list[at(step * row + first)];
         out[tile].cover({x, x});
+        if (ends_tell && row + 1 < last) row = last - 1;
       }
     return out;
   }
@@ -221,10 +223,11 @@ class Builder {
       boxes += runs.back().size();
     }
     if (boxes == 0) return void(axes_ = 0);  // a list of blocks may be empty
-    // A query has as many keys as numbers on each axis, which on one axis may be the ranks.
-    const bool ranked = !g_.order || (g_.spec.causality == Causality::curve) != g_.by_token;
+    // A query has as many keys as numbers on each axis, which one after the other may be the ranks.
+    const bool curve = g_.spec.causality == Causality::curve, along = b_.dimensions() == 1 && !g_.by_token,
+               ranked = (!g_.order || curve == along) && !g_.met;
     counts_ahead_ = alternatives_.size() == 1 &&
-                    (!t_.causal || (!g_.met && ranked && b_.dimensions() == 1 && b_.axes[0].dilation == 1));
+                    (!t_.causal || (ranked && std::ranges::all_of(b_.axes, [](auto& a) { return a.dilation == 1; })));
     boxes_.clear(), t_.boxes = narrow(boxes);
     for (Tiling::Axis& axis : std::span(t_.axis).first(axes_)) {
       axis.key.assign(t_.k_token.size() * boxes, kTaken);  // as the prefix has it
@@ -252,14 +255,19 @@ class Builder {
             const bool active = j == offset || (asks && !only_active_ask(mode));
             return Met{active ? s : -1, s, active ? Interval{s, s} : Interval{1, 0}, {s, s}};
           });
+    const auto met = [](const AxisRule& rule, Index cell) {
+      const Interval keys = rule.keys_of(cell);
+      return Met{rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}};
+    };
+    if (b.dimensions() == 1)
+      return add_box(1, [&, rule = AxisRule(b, 0, g_.cells(b, 0))](std::int32_t token, std::size_t, bool) {
+        return met(rule, g_.position(token));
+      });
     std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
     for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
       const Index cells = g_.cells(b, axis);
       const AxisRule rule(b, axis, cells);
-      for (Index cell = 0; cell < cells; ++cell) {
-        const Interval keys = rule.keys_of(cell);
-        by_cell[axis].push_back({rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}});
-      }
+      for (Index cell = 0; cell < cells; ++cell) by_cell[axis].push_back(met(rule, cell));
     }
     add_box(b.dimensions(), [&](std::int32_t token, std::size_t axis, bool) -> const Met& {
       return by_cell[axis][at(g_.cell(b, axis, token))];
@@ -286,15 +294,16 @@ class Builder {
       }
     });
     of_each(t_.q_tile, prefix_.q_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
-      Index numbers = 1;
+      Index numbers = !t_.causal, same = t_.causal;  // in front of it, and it itself, by the axes so far
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = on(t_.q_token[row] - outside_, axis, true);
         t_.axis[axis].low[entry] = narrow(m.numbers.low), t_.axis[axis].high[entry] = narrow(m.numbers.high);
-        const Index high = t_.causal ? std::min(m.numbers.high, m.number) : m.numbers.high;
-        numbers *= std::max<Index>(high - m.numbers.low + 1, 0);
+        numbers = numbers * std::max<Index>(m.numbers.high - m.numbers.low + 1, 0) +
+                  same * std::max<Index>(std::min(m.numbers.high, m.number - 1) - m.numbers.low + 1, 0);
+        same *= m.numbers.has(m.number);
         if (m.numbers.low <= m.numbers.high) reach[axis][tile].cover(m.cells);
       }
-      if (counts_ahead_) t_.pairs += numbers;
+      if (counts_ahead_) t_.pairs += numbers + same;
     });
     for (std::size_t axis = 0; axis < axes_; ++axis) {
       std::fill_n(keys[axis].begin(), prefix_.k_tiles, Extremes{kTaken, kTaken});
@@ -307,13 +316,15 @@ class Builder {
   void count_groups() {
     const TokenList &asking = t_.q_ranks(), &asked = t_.k_ranks();
     for (const auto& [q, k] : t_.group) {
+      const bool count_up = k.begin < k.end && asking.counts_up() && asked.counts_up();
+      const Index n = k.end - k.begin, before = count_up ? Index{asking[at(q.begin)]} - asked[at(k.begin)] : 0;
+      const auto sum = [n](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
+      if (count_up) t_.pairs += sum(before + q.end - q.begin) - sum(before);  // 1, 2 .. n, n .. keys
       Tokens keys;
-      for (Index j = k.begin; !asked.counts_up() && j < k.end; ++j) keys.push_back(asked[at(j)]);
+      for (Index j = k.begin; !count_up && j < k.end; ++j) keys.push_back(asked[at(j)]);
       if (!std::ranges::is_sorted(keys)) std::ranges::sort(keys);
-      for (Index i = q.begin; i < q.end; ++i)
-        t_.pairs += asked.counts_up()
-                        ? std::clamp<Index>(Index{asking[at(i)]} - asked[at(k.begin)] + 1, 0, k.end - k.begin)
-                        : std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
+      for (Index i = q.begin; !count_up && i < q.end; ++i)
+        t_.pairs += std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
     }
   }
 
@@ -325,9 +336,7 @@ class Builder {
       const auto [low, high] = std::ranges::minmax(std::span(a.key).subspan(prefix_.k * boxes));
       std::fill_n(a.low.begin(), prefix_.q * boxes, low), std::fill_n(a.high.begin(), prefix_.q * boxes, high);
     }
-    const std::size_t of_prefix = prefix_.q * t_.k_token.size(),
-                      with_prefix = (t_.q_token.size() - prefix_.q) * prefix_.k;
-    if (counts_ahead_) t_.pairs += static_cast<Index>(of_prefix + with_prefix);
+    if (counts_ahead_) t_.pairs += Index(prefix_.q * t_.k_token.size() + (t_.q_token.size() - prefix_.q) * prefix_.k);
   }
 
   /// The runs of blocks in the rows of a list: the first of each row, the second ..
@@ -375,7 +384,7 @@ class Builder {
   void find_tiles() {
     fill_tests();
     if (g_.met) meet({0, prefix_.q_tiles}, {prefix_.k_tiles, narrow(t_.k_tile.size())});
-    candidates_.resize(t_.q_tile.size());
+    candidates_.resize(t_.q_tile.size()), bits_.resize(t_.k_tile.size());
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       Ranges& its = candidates_[i];
       std::ranges::sort(its, {}, &Range::begin);
@@ -416,11 +425,12 @@ class Builder {
 
   /// The pairs of these queries with a tile of keys; where all are counted already, whether there
   /// are some, which extremes of ranks have told.
-  Index counted(Range q, Index tile) const {
+  Index counted(Range q, Index tile) {
     const Range k = t_.k_tile[at(tile)];
-    if (!counts_ahead_) return count_pairs(t_, q, k);
+    if (t_.boxes > 4) bits_[at(tile)].clear();  // of more boxes they take much memory
+    if (!counts_ahead_) return count_pairs(t_, q, k, 1 << 30, &bits_[at(tile)]);
     return axes_ == 0 || attends(t_, at(q.begin), at(k.begin)) || attends(t_, at(q.end - 1), at(k.end - 1)) ||
-           count_pairs(t_, q, k, 1) > 0;
+           count_pairs(t_, q, k, 1, &bits_[at(tile)]) > 0;
   }
 
   /// With a prefix that all meet, one group of all is a group again, and no other.
@@ -466,6 +476,7 @@ class Builder {
   bool counts_ahead_ = false;       // t_.pairs is known before tiles are found
   Test rank_;
   std::vector<Box> boxes_{1};
+  std::vector<std::vector<KeyBits>> bits_;  // of each tile of keys, where they are compared
 };
 
 }  // namespace

@@ -63,7 +63,6 @@ KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ra
   return first[at(number.empty() ? std::clamp<Index>(high - low + 1, 0, span)
                                  : std::ranges::upper_bound(number, high) - number.begin())];
 }
-
 KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   std::vector<std::int32_t> numbers(at(keys));
   const auto order = [&](const auto& list, Index step, Index box) {
@@ -79,58 +78,70 @@ KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   }
   if (t.causal) order(t.k_ranks(), 1, 0);
 }
-std::uint64_t KeyBits::of(std::size_t i) const {
-  std::uint64_t any = 0;
-  for (std::size_t box = 0, boxes = taken_.size(); box < boxes; ++box) {
-    std::uint64_t met = axes_ > 0 ? ~std::uint64_t{0} : 0;
-    for (std::size_t axis = 0; axis < axes_ && met != 0; ++axis) {
+void KeyBits::find(Tiling::Range q, Words& words) const {
+  const std::size_t n = at(q.end - q.begin), boxes = taken_.size(), first = at(q.begin);
+  std::fill_n(words.begin(), n, 0);
+  for (std::size_t box = 0; box < boxes; ++box) {
+    std::uint64_t any = axes_ > 0 ? ~std::uint64_t{0} : 0;
+    Words met;
+    std::fill_n(met.begin(), n, any);
+    for (std::size_t axis = 0; axis < axes_ && any != 0; ++axis) {
+      const std::size_t begin = first * boxes + box;
+      const std::int32_t *low = t_.axis[axis].low.data() + begin, *high = t_.axis[axis].high.data() + begin;
       const Ordered& keys = on_[box * axes_ + axis];
-      const Tiling::Axis& its = t_.axis[axis];
-      met &= keys.up_to(its.high[i * boxes + box]) & ~keys.up_to(Index{its.low[i * boxes + box]} - 1);
+      std::uint64_t its = any = 0;
+      for (std::size_t i = 0, row = 0; i < n; ++i, row += boxes) {  // neighbors often ask for the same
+        if (i == 0 || low[row] != low[row - boxes] || high[row] != high[row - boxes])
+          its = keys.up_to(high[row]) & ~keys.up_to(Index{low[row]} - 1);
+        any |= met[i] &= its;
+      }
     }
-    any |= met | taken_[box];
+    for (std::size_t i = 0; i < n; ++i) words[i] |= met[i] | taken_[box];
   }
-  return t_.causal ? any & on_.back().up_to(t_.q_ranks()[i]) : any;
+  for (std::size_t i = 0; t_.causal && i < n; ++i)
+    if (words[i] != 0) words[i] &= on_.back().up_to(t_.q_ranks()[first + i]);
 }
 
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most) {
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>* kept) {
   Index n = 0;
+  std::vector<KeyBits> own, &keys = kept ? *kept : own;
   for (std::int32_t j = k.begin; j < k.end; j += 64) {
-    const KeyBits keys(t, j, std::min(k.end - j, 64));
-    for (std::int32_t i = q.begin; i < q.end && n < most; ++i) n += std::popcount(keys.of(at(i)));
+    if (std::ssize(keys) <= (j - k.begin) / 64) keys.emplace_back(t, j, std::min(k.end - j, 64));
+    KeyBits::Words words;
+    for (Tiling::Range part{q.begin, q.begin}; part.begin < q.end && n < most; part.begin = part.end) {
+      part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, Tiling::kTile)));
+      keys[at((j - k.begin) / 64)].find(part, words);
+      for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += words[at(i)] ? std::popcount(words[at(i)]) : 0;
+    }
   }
   return n;
 }
-
 static void add_list(TokenList& to, const TokenList& from, const TokenList& entries, std::int32_t by) {
   if (from.counts_up() && entries.counts_up() && !entries.empty() && !from.empty())
     return to.append(from[at(entries[0])] + by, entries.size());
-  for (const std::int32_t i : entries) to.push_back(from[at(i)] + by);
+  std::vector<std::int32_t> more = entries.values();
+  for (std::int32_t& i : more) i = from[at(i)] + by;
+  to.append(TokenList(std::move(more)));
 }
 static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from, const TokenList& entries,
                      Index boxes, std::int32_t by) {
   if (from.empty()) return;
-  std::size_t end = to.size();
-  to.resize(end + entries.size() * at(boxes));
+  const auto moved = [&](std::int32_t x) { return x == kTaken ? kTaken : x + by; };
+  const auto n = std::ssize(entries) * boxes;
+  to.resize(to.size() + at(n));
+  auto out = to.end() - n;
+  if (!entries.empty() && entries.counts_up())
+    return void(std::transform(from.begin() + entries[0] * boxes, from.begin() + entries[0] * boxes + n, out, moved));
   for (const std::int32_t i : entries)
-    for (Index x = i * boxes; x < (i + 1) * boxes; ++x) to[end++] = from[at(x)] == kTaken ? kTaken : from[at(x)] + by;
+    for (Index x = i * boxes; x < (i + 1) * boxes; ++x) *out++ = moved(from[at(x)]);
 }
 
-namespace {
+const Side kQueries{&Tiling::q_token, &Tiling::q_name,  &Tiling::q_rank,
+                    &Tiling::q_tile,  &Tiling::q_known, {&Tiling::Axis::low, &Tiling::Axis::high}};
+const Side kKeys{&Tiling::k_token, &Tiling::k_name,  &Tiling::k_rank,
+                 &Tiling::k_tile,  &Tiling::k_known, {&Tiling::Axis::key}};
 
-/// Where a tiling has what it says of one side.
-struct SideFields {
-  TokenList Tiling::*token, Tiling::*name, Tiling::*rank;
-  std::vector<Tiling::Range> Tiling::*tile;
-  std::vector<std::int32_t> Tiling::*known;
-  std::vector<std::vector<std::int32_t> Tiling::Axis::*> on_axis;
-};
-const SideFields kQuerySide{&Tiling::q_token, &Tiling::q_name,  &Tiling::q_rank,
-                            &Tiling::q_tile,  &Tiling::q_known, {&Tiling::Axis::low, &Tiling::Axis::high}};
-const SideFields kKeySide{&Tiling::k_token, &Tiling::k_name,  &Tiling::k_rank,
-                          &Tiling::k_tile,  &Tiling::k_known, {&Tiling::Axis::key}};
-
-void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const TokenList* some, const Moved& by) {
+void select(const Side& side, Tiling& to, const Tiling& from, const TokenList* some, const Moved& by) {
   const TokenList &token = from.*side.token, &name = from.*side.name;
   TokenList all;
   if (!some) all.append(0, token.size());
@@ -149,19 +160,10 @@ void add_entries(const SideFields& side, Tiling& to, const Tiling& from, const T
       add_axis(to.axis[a].*list, from.axis[a].*list, entries, from.boxes, a == 0 ? by.number : 0);
 }
 
-}  // namespace
-
-void add_queries(Tiling& to, const Tiling& from, const TokenList* entries, const Moved& by) {
-  add_entries(kQuerySide, to, from, entries, by);
-}
-void add_keys(Tiling& to, const Tiling& from, const TokenList* entries, const Moved& by) {
-  add_entries(kKeySide, to, from, entries, by);
-}
-
 Tiling with_lists(const Tiling& t, const Selection* queries, const Selection* keys, Tiling::Lists met) {
   Tiling out;
-  for (const auto& [side, rows] : {std::pair(&kQuerySide, queries), std::pair(&kKeySide, keys)}) {
-    add_entries(*side, out, t, rows ? &rows->entries : nullptr, {});
+  for (const auto& [side, rows] : {std::pair(&kQueries, queries), std::pair(&kKeys, keys)}) {
+    select(*side, out, t, rows ? &rows->entries : nullptr, {});
     out.*side->known = rows ? std::vector<std::int32_t>() : t.*side->known;
     if (!rows) continue;
     add_axis(out.*side->known, t.*side->known, rows->entries, 1, 0);

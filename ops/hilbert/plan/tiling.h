@@ -45,7 +45,8 @@ class TokenList {
   /// Another list, each entry moved by so much.
   void append(const TokenList& more, std::int32_t by = 0) {
     if (more.counts_up()) return append(more.first_ + by, more.counted_);
-    for (const std::int32_t x : more.list_) push_back(x + by);
+    store();
+    for (const std::int32_t x : more.list_) list_.push_back(x + by);
   }
 
   /// Makes it a list in memory, which data() then shows.

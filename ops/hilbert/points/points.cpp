@@ -3,7 +3,6 @@
 // below, the digits of that cell's code and the state there, so a code takes a few look-ups.
 #include "ops/hilbert/points/points.h"
 #include <algorithm>
-#include <cmath>
 #include "core/dispatch.h"
 #include "core/io/text.h"
 #include "core/parallel.h"

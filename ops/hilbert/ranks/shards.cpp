@@ -50,40 +50,32 @@ void require_positions(const Plan& plan) {
 /// The tiling for some queries and keys, given the row of each position in their tensors, or -1.
 Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   Tiling out;
-  struct Side {  // how the entries and tiles of a list became others
-    TokenList kept;
-    List tile;  // of each old tile: the new one, or -1
-  };
-  const auto keep = [](const TokenList& positions, const std::vector<Tiling::Range>& tiles, const List& row,
-                       std::vector<Tiling::Range>& new_tiles) {
-    Side side;
-    for (const Tiling::Range& r : tiles) {
-      const std::int32_t begin = narrow(side.kept.size());
-      for (auto i = r.begin; i < r.end; ++i)
-        if (row[at(positions[at(i)])] >= 0) side.kept.push_back(i);
-      const std::int32_t end = narrow(side.kept.size());
-      side.tile.push_back(end > begin ? narrow(new_tiles.size()) : -1);
-      if (end > begin) new_tiles.push_back({begin, end});
-    }
-    return side;
-  };
-  /// The rows of entries, whose tokens they had so far, become these.
-  const auto place = [](TokenList& token, TokenList& name, const List& row) {
-    if (name.empty()) name = token;
-    TokenList rows;
-    for (const std::int32_t position : token) rows.push_back(row[at(position)]);
-    token = std::move(rows);
-  };
   out.grids = t.grids;
-  const Side q = keep(t.q_token, t.q_tile, q_row, out.q_tile), k = keep(t.k_token, t.k_tile, k_row, out.k_tile);
-  add_queries(out, t, &q.kept), add_keys(out, t, &k.kept);
-  place(out.q_token, out.q_name, q_row), place(out.k_token, out.k_name, k_row);
-
+  /// Entries and tiles of a side become others: of each old tile the new one, or -1. Rows of
+  /// entries, whose tokens they had so far, become these.
+  const auto cut = [&](const Side& side, const List& row) {
+    TokenList kept, rows;
+    List now;
+    for (const Tiling::Range& r : t.*side.tile) {
+      const std::int32_t begin = narrow(kept.size());
+      for (auto i = r.begin; i < r.end; ++i)
+        if (row[at((t.*side.token)[at(i)])] >= 0) kept.push_back(i);
+      const std::int32_t end = narrow(kept.size());
+      now.push_back(end > begin ? narrow((out.*side.tile).size()) : -1);
+      if (end > begin) (out.*side.tile).push_back({begin, end});
+    }
+    select(side, out, t, &kept);
+    if ((out.*side.name).empty()) out.*side.name = out.*side.token;
+    for (const std::int32_t position : out.*side.token) rows.push_back(row[at(position)]);
+    out.*side.token = std::move(rows);
+    return now;
+  };
+  const List q_tile = cut(kQueries, q_row), k_tile = cut(kKeys, k_row);
   for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-    if (q.tile[i] < 0) continue;
-    const Tiling::Range queries = out.q_tile[at(q.tile[i])];
+    if (q_tile[i] < 0) continue;
+    const Tiling::Range queries = out.q_tile[at(q_tile[i])];
     for (const Tiling::Ref ref : t.met.of(i)) {
-      const std::int32_t tile = k.tile[at(ref.tile)];
+      const std::int32_t tile = k_tile[at(ref.tile)];
       if (tile < 0) continue;
       const Tiling::Range keys = out.k_tile[at(tile)];
       const Index all = Index{queries.end - queries.begin} * (keys.end - keys.begin);

@@ -176,6 +176,26 @@ TEST(AttentionMemory, OnAGpuItCountsTheSumsOfOnePass) {
   EXPECT_GT(peak(16, DType::bf16, gpu), peak(16, DType::bf16, {}));
 }
 
+// 128 queries of 16,384 tokens are one owner with 256 steps of 64 keys, which 8 blocks share: their
+// sums are o and a statistic for each query. Eight owners of keys or fewer have parts of dk and dv.
+TEST(AttentionMemory, OnAGpuItCountsTheSumsOfParts) {
+  constexpr Index kBatch = 2, kHeads = 4, kKeyHeads = 2, kDim = 64;
+  const auto peak = [](const PlanPtr& plan, DType dtype, Device on) {
+    return static_cast<Index>(attention_memory(*plan, kBatch, kKeyHeads, kDim, dtype, Backward::fused, {}, on).peak);
+  };
+  PlanSpec few;
+  few.length = 16384, few.heads = kHeads, few.queries = query_run(16384 - 128, 128);
+  PlanSpec cross;
+  cross.length = 128, cross.heads = kHeads, cross.cross = 16384;
+  const Device gpu{Device::Kind::cuda, 0};
+  for (const auto& [spec, sums] :
+       {std::pair(few, kHeads * 8 * 128 * (kDim + 1)), {cross, kKeyHeads * 8 * 128 * 2 * kDim}}) {
+    const PlanPtr plan = make_plan(spec);
+    EXPECT_EQ(peak(plan, DType::bf16, gpu), peak(plan, DType::bf16, {}) + 4 * kBatch * sums);
+    EXPECT_EQ(peak(plan, DType::f32, gpu), peak(plan, DType::f32, {}));
+  }
+}
+
 // What a taped call multiplies and keeps follows the tiles that the plan lists, for every pattern;
 // and its tape is as long for one as for another.
 TEST(AttentionMemory, TapedFollowsTheTiles) {

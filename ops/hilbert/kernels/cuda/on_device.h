@@ -49,17 +49,14 @@ struct VisitsView {
   };
   Side queries, keys;
   std::span<const std::uint32_t> mask;
-  bool mixed, one_owner, eights;
-  bool paired;  // owners of keys, in a row, that visit the same kPairSteps steps or fewer, which no other does
+  bool mixed, eights;
 };
 
 /// The Schedule of its owners of keys, likewise.
 struct ScheduleView {
   std::span<const VisitSide::Owner> owner;
   std::span<const kernels::hopper::Schedule::Meeting> meeting;
-  Index tiles, masked;  // as there
-  bool complete;
-  bool follow;  // tokens of queries and of keys follow each other: rows lie in storage order
+  Index tiles;  // as there
 };
 
 /// A row as score terms see it: its token and its cell, row and column in a half each.
@@ -74,6 +71,10 @@ struct SitesView {
 };
 constexpr Index kMostTokens = 1 << 24, kMostRows = 1 << 14;  // distances that f32 has exactly; and rows or columns
 
+/// Whether two owners of keys in turn visit the same kPairSteps steps or fewer, no other the same.
+bool are_paired(const Visits& v);
+/// Made once, on the host.
+const kernels::hopper::Schedule& schedule(const Tiling& t, Index queries);
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
 const VisitsView& visits_on_device(const Tiling& t, Cuda where);

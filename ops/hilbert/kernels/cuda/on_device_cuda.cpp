@@ -91,7 +91,8 @@ const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t whic
   return t.memo.get<Image<View>>({where.device, which}, copied).view;
 }
 
-/// See VisitsView.
+}  // namespace
+
 bool are_paired(const Visits& v) {
   const std::vector<VisitSide::Owner>& owner = v.keys.owner;  // sorted by steps
   if (owner.empty() || owner.size() % 2 != 0 || owner[0].steps > kPairSteps || v.keys.portion.size() > 2) return false;
@@ -114,8 +115,6 @@ bool are_paired(const Visits& v) {
   return visited == all;
 }
 
-}  // namespace
-
 const TilingView& on_device(const Tiling& t, Cuda where) {
   return image_of<TilingView>(t, where, [&](TilingView& view) {
     view.causal = t.causal, view.boxes = t.boxes;
@@ -126,8 +125,7 @@ const TilingView& on_device(const Tiling& t, Cuda where) {
 const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
   return image_of<VisitsView>(t, where, [&](VisitsView& view) -> const Visits& {
     const Visits& made = visits(t);
-    view.mixed = made.mixed, view.one_owner = made.one_owner, view.eights = made.eights;
-    view.paired = are_paired(made);
+    view.mixed = made.mixed, view.eights = made.eights;
     // A step of 64 takes about a fifth longer than half of one of 128.
     const auto wide = [](const VisitSide& side) { return 5 * side.cells_wide <= 6 * side.cells; };
     view.queries.wide = wide(made.queries), view.keys.wide = wide(made.keys);
@@ -161,12 +159,13 @@ const SitesView& sites_on_device(const Tiling& t, Cuda where) {
   });
 }
 
+const Schedule& schedule(const Tiling& t, Index queries) {
+  return t.memo.get<Schedule>({narrow(queries)}, [&] { return kernels::hopper::schedule_of(visits(t), queries); });
+}
 const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries) {
-  const auto made = [&](ScheduleView& view) {
-    Schedule schedule = kernels::hopper::schedule_of(visits(t), queries);
-    view.tiles = schedule.tiles, view.masked = schedule.masked, view.complete = schedule.complete;
-    view.follow = t.q_token.counts_up() && t.k_token.counts_up();
-    return schedule;
+  const auto made = [&](ScheduleView& view) -> const Schedule& {
+    view.tiles = schedule(t, queries).tiles;
+    return schedule(t, queries);
   };
   return image_of<ScheduleView>(t, where, made, static_cast<std::int32_t>(queries));
 }

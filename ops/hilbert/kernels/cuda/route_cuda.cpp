@@ -77,7 +77,7 @@ bool are_distances(const BackwardPass& b) {
 
 /// Why one pass that adds up dQ does not serve. It saves two of seven products, but loses
 /// where most cells are masked, or where an owner gathers rows for few meetings.
-Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
+Reason why_not_one_pass(const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";
   if (b.terms && !are_distances(b)) return "one pass knows of score terms only distances of tokens that count up";
@@ -85,11 +85,12 @@ Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there
   if (keys.owner[0].steps * std::ssize(keys.owner) > kSteps) return "one pass would list too many tiles";
-  const ScheduleView& s = schedule_on_device(*b.tiling, where, queries_of(b));
+  const hopper::Schedule& s = schedule(*b.tiling, queries_of(b));
   if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
   if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";
   constexpr Index kMeetings = 8;
-  if (!s.follow && (b.sizes.dim > 64 || std::ssize(s.meeting) < kMeetings * std::ssize(s.owner)))
+  const bool follow = b.tiling->q_token.counts_up() && b.tiling->k_token.counts_up();  // rows lie in storage order
+  if (!follow && (b.sizes.dim > 64 || std::ssize(s.meeting) < kMeetings * std::ssize(s.owner)))
     return "rows are gathered";
   return {};
 }
@@ -192,10 +193,10 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
   const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && one_owner;
   const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && !one_owner &&
-                   visits_on_device(*b.tiling, where).paired;
+                   b.tiling->memo.get<bool>({}, [&] { return are_paired(visits(*b.tiling)); });
   Decision d{.route = one || two ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
   if (one || two) return d;
-  d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
+  d.reason = whole ? why_not_one_pass(b) : "gradients are added up";
   if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
   return d;
 }

@@ -72,8 +72,9 @@ Schedule schedule_of(const Visits& visits, Index queries) {
 
 }  // namespace hopper
 
-Index one_pass_bytes(const Tiling& t, Index dim) {
-  return std::ssize(hopper::tiles_of(visits(t).queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes;
+std::array<Index, 3> hopper_sums(const Tiling& t, Index dim) {
+  return {std::ssize(hopper::tiles_of(visits(t).queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes,
+          visits(t).queries.parts, visits(t).keys.parts};
 }
 
 }  // namespace hilt::kernels

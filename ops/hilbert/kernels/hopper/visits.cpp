@@ -54,25 +54,29 @@ struct Hash {
   }
 };
 
-/// A cell, that of the same pairs with sides changed, and how many pairs it has.
+/// A cell, the same with sides changed, how many pairs it has, and the columns and rows of these.
 struct MaskedCell {
   std::uint16_t cell, turned;
-  Index pairs;
+  Index pairs = 0;
+  std::uint64_t columns = 0, rows = 0;
 };
 class Masks {
  public:
   Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {
     Bits full;
     full.fill(~std::uint64_t{0});
-    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty, 0}}, {full, {Visits::kFull, Visits::kFull, kCell * kCell}}};
+    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty}},
+              {full, {Visits::kFull, Visits::kFull, kCell * kCell, full[0], full[0]}}};
   }
   MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
+    MaskedCell made{number_of(bits), Visits::kCompare};
+    for (const std::uint64_t row : bits) made.pairs += std::popcount(row), made.columns |= row;
+    for (std::size_t i = 0; i < bits.size(); ++i) made.rows |= std::uint64_t{bits[i] != 0} << i;
+    if (made.cell == Visits::kCompare) return made;  // as all will be that come
     const Bits other = transposed(bits);
-    MaskedCell made{number_of(bits), 0, 0};
     made.turned = other == bits ? made.cell : number_of(other);
-    for (const std::uint64_t row : bits) made.pairs += std::popcount(row);
-    cells_[other] = {made.turned, made.cell, made.pairs};
+    cells_[other] = {made.turned, made.cell, made.pairs, made.rows, made.columns};
     return cells_[bits] = made;
   }
   bool compares = false;  // there was no room for a mask
@@ -98,31 +102,34 @@ class Masks {
   std::unordered_map<Bits, MaskedCell, Hash> cells_;
 };
 
-/// The cells of an owner's halves, for each half of the other side's rows.
-using HalfCells = std::array<std::array<std::uint16_t, 2>, 2>;
+/// The cells of an owner's halves with half of the other side's rows, and, on axes, what they meet.
+struct HalfCells {
+  std::array<std::uint16_t, 2> cell{};
+  std::array<std::uint64_t, 2> met{};
+};
 /// What two owners have in common.
 struct Met {
-  HalfCells by_query{}, by_key{};
+  std::array<HalfCells, 2> by_query{}, by_key{};
   Index pairs = 0;
 };
 /// Adds steps to the visits of the last owner of a side; what continues the last one joins it.
-void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows,
-            const std::array<std::uint16_t, 2>& cell) {
-  if (std::ssize(side.visit) > own.first && std::ranges::count(cell, Visits::kCompare) == 0)
+void append(VisitSide& side, const Owner& own, std::int32_t row, std::int32_t rows, const HalfCells& half) {
+  if (std::ssize(side.visit) > own.first && std::ranges::count(half.cell, Visits::kCompare) == 0)
     if (VisitSide::Visit& last = side.visit.back();
-        last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0)
+        last.cell == half.cell && last.row + last.rows == row && last.rows % kCell == 0)
       return void(last.rows += rows);
-  side.visit.push_back({row, rows, cell, 0});
+  side.visit.push_back({row, rows, half.cell, 0});
+  if ((half.met[0] | half.met[1]) != 0) side.met.push_back(half.met);
 }
 /// The same with others that follow each other, each with these cells; without pairs it is no step.
-void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const HalfCells& cells) {
-  if (const Owner& first = others[0];
-      cells[0] == cells[1] && first.rows == Visits::kOwner && std::ranges::count(cells[0], Visits::kCompare) == 0)
-    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, cells[0]);
+void append(VisitSide& side, const Owner& own, std::span<const Owner> others, const std::array<HalfCells, 2>& half) {
+  const bool alike = half[0].cell == half[1].cell && std::ranges::count(half[0].cell, Visits::kCompare) == 0;
+  if (const Owner& first = others[0]; alike && first.rows == Visits::kOwner)
+    return append(side, own, first.row, narrow(std::ssize(others)) * first.rows, half[0]);
   for (const Owner& other : others)
     for (std::int32_t row = 0; row < other.rows; row += kCell)
-      if (const auto& cell = cells[at(row / kCell)]; cell[0] != Visits::kEmpty || cell[1] != Visits::kEmpty)
-        append(side, own, other.row + row, std::min(other.rows - row, kCell), cell);
+      if (half[at(row / kCell)].cell != std::array<std::uint16_t, 2>{})
+        append(side, own, other.row + row, std::min(other.rows - row, kCell), half[at(row / kCell)]);
 }
 /// Counts the steps and cells of an owner whose visits are all there.
 void count_steps(VisitSide& side, Owner& own) {
@@ -148,23 +155,25 @@ void cut(VisitSide& side, Index least) {
   const std::int32_t each = narrow((longest + 2 * parts - 1) / (2 * parts) * 2);  // whole pairs of steps
   side.parts = (longest + each - 1) / each;
   std::vector<VisitSide::Visit> visits;
+  std::vector<std::array<std::uint64_t, 2>> met;
   for (Owner& owner : side.owner) {
     std::vector<Owner> its(at(side.parts), owner);
     for (Owner& part : its) part.visits = part.steps = 0, part.number = narrow(&part - its.data());
-    std::int32_t step = 0;
+    std::int32_t step = 0, taken = 0;
     const std::int32_t first = narrow(visits.size());
-    for (VisitSide::Visit v : side.of(owner))
-      for (std::int32_t taken; v.rows > 0; v.row += taken, v.rows -= taken) {
+    for (std::int32_t number = owner.first, end = number + owner.visits; number < end; ++number)
+      for (VisitSide::Visit v = side.visit[at(number)]; v.rows > 0; v.row += taken, v.rows -= taken) {
         Owner& part = its[at(step / each)];
         if (part.visits++ == 0) part.first = narrow(visits.size());
         taken = std::min(v.rows, (each - part.steps) * kCell);
         visits.push_back({v.row, taken, v.cell, v.mask});
+        if (!side.met.empty()) met.push_back(side.met[at(number)]);
         part.steps += (taken + kCell - 1) / kCell, step += (taken + kCell - 1) / kCell;
       }
     owner.first = first, owner.visits = narrow(visits.size()) - first;
     side.part.insert(side.part.end(), its.begin(), its.end());
   }
-  side.visit = std::move(visits);
+  side.visit = std::move(visits), side.met = std::move(met);
   std::ranges::stable_sort(side.part, std::greater<>(), &Owner::steps);
 }
 
@@ -279,17 +288,20 @@ class OwnerWalk {
           halves.emplace_back(t_, first, std::min(k.rows - half * kCell, kCell));
         const std::uint64_t all =
             ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
+        KeyBits::Words words;
+        if (tile.partial && all != 0) halves[at(half)].find(rows, words);
         for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
           pairs[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
-              tile.partial ? all & halves[at(half)].of(at(i)) : all;
+              tile.partial ? all & words[at(i - rows.begin)] : all;
       }
     }
     if (t_.boxes > 4) halves.clear();  // of more boxes they take much memory
     Met met{};
     for (std::size_t a = 0; a < 2; ++a)
       for (std::size_t b = 0; b < 2; ++b) {
-        const auto [cell, turned, n] = masks_.cell_of(pairs[a][b]);
-        met.by_query[b][a] = cell, met.by_key[a][b] = turned, met.pairs += n;
+        const MaskedCell its = masks_.cell_of(pairs[a][b]);
+        met.by_query[b].cell[a] = its.cell, met.by_key[a].cell[b] = its.turned, met.pairs += its.pairs;
+        if (!t_.axis[0].key.empty()) met.by_query[b].met[a] = its.columns, met.by_key[a].met[b] = its.rows;
       }
     return met;
   }
@@ -332,7 +344,7 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
     out.pairs += n * met.pairs, owners[q] += n;
     out.mixed = out.mixed || met.pairs != Index{queries[q].rows} * keys[k].rows;
     for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
-      out.one_owner = out.one_owner && met.by_key[at(row / kCell)] != std::array<std::uint16_t, 2>{};
+      out.one_owner = out.one_owner && met.by_key[at(row / kCell)].cell != std::array<std::uint16_t, 2>{};
   });
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
@@ -353,38 +365,24 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
   return out;
 }
 
-/// The columns that some row of a cell meets, by cell.
-std::vector<std::uint64_t> columns_of(const Visits& v) {
-  std::vector<std::uint64_t> out(Visits::kMasks + v.mask.size() / Visits::kWords);
-  out[Visits::kFull] = ~std::uint64_t{0};
-  for (std::size_t i = 0; i < v.mask.size(); ++i) {  // two bits for each byte
-    std::uint64_t x = (v.mask[i] | v.mask[i] >> 16) & 0xffff;
-    x = (x | x << 24) & 0x000000ff000000ff, x = (x | x << 12) & 0x000f000f000f000f;
-    out[Visits::kMasks + i / Visits::kWords] |= ((x | x << 6) & 0x0303030303030303) << i % 4 * 2;
-  }
-  return out;
-}
-
 /// See with_short_lists(); null where they save too little. A copy would have none of its visits.
-using ShortLists = std::unique_ptr<const Tiling>;
-ShortLists short_lists(const Tiling& t, bool keys_own) {
+std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own) {
   const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
-  // Cells that are nearly half full have no fifth to save.
-  if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
   // Cells have numbers for so many masks.
   constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
-  const auto make = [&] { return visits_of(t, kMaskBytes); };
-  const Visits& v = visits(t).queries.made > 0 ? t.memo.get<Visits>({1}, make) : visits(t);
-  Index before = side_of(v).cells, after = 0;
-  std::vector<Owner> owners = side_of(v).owner;
+  // Cells that are nearly half full have no fifth to save.
+  if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
+  const VisitSide& side = side_of(visits(t));
+  Index before = side.cells, after = 0;
+  std::vector<Owner> owners = side.owner;
   std::ranges::sort(owners, {}, &Owner::row);
-  const std::vector<std::uint64_t> columns = columns_of(v);
+  List entries;
   Selection list;
   Tiling::Lists tiles;
   for (const Owner& own : owners) {
     std::array<List, 3> met;  // rows that its first half meets alone, both, its second half alone
-    for (const VisitSide::Visit& visit : side_of(v).of(own)) {
-      const std::uint64_t first = columns[visit.cell[0]], second = columns[visit.cell[1]];
+    for (const VisitSide::Visit& visit : side.of(own)) {
+      const auto [first, second] = side.met[at(&visit - side.visit.data())];
       for (std::int32_t row = visit.row; row < visit.row + visit.rows; row += kCell)
         for (std::uint64_t any = first | second; any != 0; any &= any - 1) {
           const int column = std::countr_zero(any);
@@ -394,16 +392,16 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
     const auto alone = std::ssize(met[0]), first = alone + std::ssize(met[1]), all = first + std::ssize(met[2]);
     const auto steps = [](Index rows) { return (rows + kCell - 1) / kCell; };
     after += steps(first) + steps(all) - alone / kCell;
-    std::int32_t tile = narrow(list.tiles.size()), row = narrow(list.entries.size());
-    for (const List& rows : met) list.entries.append(TokenList(rows));
-    for (const auto last = narrow(list.entries.size()); row < last; row = list.tiles.back().end)
+    std::int32_t tile = narrow(list.tiles.size()), row = narrow(entries.size());
+    for (const List& rows : met) entries.insert(entries.end(), rows.begin(), rows.end());
+    for (const auto last = narrow(entries.size()); row < last; row = list.tiles.back().end)
       list.tiles.push_back({row, std::min(last, row + narrow(Visits::kOwner))});
-    const auto end = narrow(list.tiles.size());
     for (std::int32_t n = own.tiles; n > 0; --n, tiles.end_list())
-      if (end > tile) tiles.add(tile, end, true);
-    if (list.entries.size() > 1 << 22) return {};
+      if (const auto end = narrow(list.tiles.size()); end > tile) tiles.add(tile, end, true);
+    if (entries.size() > 1 << 22) return {};
   }
-  if (side_of(v).made > 0 || 5 * after > 4 * before) return {};
+  if (5 * after > 4 * before) return {};
+  list.entries = TokenList(std::move(entries));
   if (keys_own) tiles = tiles.transposed(list.tiles.size());
   auto made = std::make_unique<const Tiling>(
       with_lists(t, keys_own ? &list : nullptr, keys_own ? nullptr : &list, std::move(tiles)));
@@ -423,7 +421,7 @@ const Visits& visits(const Tiling& t) {
 }
 
 const Tiling& with_short_lists(const Tiling& t, bool keys_own) {
-  const ShortLists& its = t.memo.get<ShortLists>({keys_own}, [&] { return short_lists(t, keys_own); });
+  const auto& its = t.memo.get<std::unique_ptr<const Tiling>>({keys_own}, [&] { return short_lists(t, keys_own); });
   return its ? *its : t;
 }
 

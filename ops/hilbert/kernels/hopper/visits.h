@@ -33,6 +33,7 @@ struct VisitSide {
   std::vector<Owner> part;
   Index parts = 1;
   std::vector<Visit> visit;
+  std::vector<std::array<std::uint64_t, 2>> met;  // of each, on axes: the rows of a step that its halves meet
   std::span<const Visit> of(const Owner& own) const {
     return std::span(visit).subspan(static_cast<std::size_t>(own.first), static_cast<std::size_t>(own.visits));
   }

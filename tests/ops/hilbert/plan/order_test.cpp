@@ -140,9 +140,9 @@ TEST(Permutation, FromAnyPi) {
     } catch (const Error& e) { return e.what(); }
     return "(no error)";
   };
-  EXPECT_EQ(message({0, 3, 1}), "make_permutation: position 1 names token 3 of 3");
-  EXPECT_EQ(message({0, -1, 1}), "make_permutation: position 1 names token -1 of 3");
-  EXPECT_EQ(message({1, 0, 1}), "make_permutation: token 1 is at position 0 and again at 2");
+  EXPECT_EQ(message({0, 3, 1}), "permutation: row 0: position 1 names token 3, which is not among 0..2");
+  EXPECT_EQ(message({0, -1, 1}), "permutation: row 0: position 1 names token -1, which is not among 0..2");
+  EXPECT_EQ(message({1, 0, 1}), "permutation: row 0: token 1 is at position 0 and again at 2");
 }
 
 // ---- folding and compressing --------------------------------------------------------------------
