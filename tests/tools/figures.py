@@ -392,9 +392,10 @@ def names(figures):
     lines = ["| | us | lowest | instructions | allocations | lines |", "|---|---:|---:|---:|---:|---:|"]
     for f in figures:
         counted = lambda key: f"{f[key]:,.0f}" if key in f else ""
-        lines.append(f"| {said.get(f['library'], f['library'])} | {f['us']:.3g} | {f['lowest_us']:.3g} | "
+        us, lowest = (f"{f[key]:,.{0 if f[key] > 100 else 1}f}" for key in ("us", "lowest_us"))
+        lines.append(f"| {said.get(f['library'], f['library'])} | {us} | {lowest} | "
                      f"{counted('instructions')} | {counted('allocations')} | {counted('lines')} |")
-    first, losses = figures[0], sorted({f"{f['mean_loss']:.4f}" for f in figures})
+    first, losses = figures[0], sorted({f"{f['mean_loss']:.4f}" for f in figures if 'mean_loss' in f})
     return "\n".join(lines + [
         "", f"{first['steps']:,} names, one thread; load {first['load']:.0f}. Mean loss: {', '.join(losses)}.",
         f"`tests/bench/peers/names.py --beside build`, {first['machine']}, {first['date']}, commit {first['commit']}."])

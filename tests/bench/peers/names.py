@@ -2,10 +2,11 @@
 """The model of ../names.h in PyTorch, from the same start: microseconds of a name, forward, backward and Adam.
 
     names.py [--steps N] [--compile]
-    names.py --beside BUILD [--steps N] [--rounds N] [--compile]
+    names.py --beside BUILD [--steps N] [--rounds N] [--compile] [--microgpt FILE]
 
 --beside: BUILD/tests/bench/hilt_names and this in turn, on one thread, N rounds; a JSON line a library, with the least
 median of a round, lines of code, and what valgrind counts of Hilt: instructions and allocations of a name.
+FILE is a microgpt.py: it learns the same names, shuffled, from weights of its own.
 """
 import argparse
 import datetime
@@ -15,6 +16,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve()
@@ -93,6 +95,20 @@ def run(steps, compiled):
             "us": times[steps // 2], "lowest_us": times[0], "mean_loss": sum(losses) / steps, "last_loss": losses[-1]}
 
 
+def microgpt(path, steps=100):
+    """Microseconds from one of its lines `step ..` to the next."""
+    text = re.sub(r"(?m)^block_size = \d+", f"block_size = {POSITIONS}", pathlib.Path(path).read_text())
+    with tempfile.TemporaryDirectory() as scratch:
+        pathlib.Path(scratch, "input.txt").write_text(
+            "\n".join("".join(chr(ord("a") + i) for i in name[1:-1]) for name in made_names(10000)))
+        with subprocess.Popen([sys.executable, "-u", "-c", text], cwd=scratch, stdout=subprocess.PIPE, text=True) as p:
+            seen = [time.perf_counter() for line, _ in zip((x for x in p.stdout if x.startswith("step")), range(steps))]
+            p.kill()
+    times = sorted(1e6 * (b - a) for a, b in zip(seen, seen[1:]))
+    return {"library": f"an early microgpt.py, CPython {sys.version.split()[0]}", "steps": len(times),
+            "us": times[len(times) // 2], "lowest_us": times[0], "lines": lines_of(pathlib.Path(path))}
+
+
 def lines_of(path):
     """Without blank lines and comments."""
     return sum(bool(re.match(r"\s*[^\s/#]", line)) for line in path.read_text().splitlines())
@@ -111,7 +127,7 @@ def counted(program, mode, environment):
             "allocations": of([], r"total heap usage: ([\d,]+) allocs")}
 
 
-def beside(build, steps, rounds, compiled):
+def beside(build, steps, rounds, compiled, python):
     program = str(pathlib.Path(build, "tests/bench/hilt_names").resolve())
     environment = dict(os.environ, HILT_THREADS="1")
     lines = {"fused": lines_of(HERE.parents[1] / "names.h"), "scalar": lines_of(HERE.parent / "scalar_tape.h")}
@@ -122,6 +138,8 @@ def beside(build, steps, rounds, compiled):
         for f in [json.loads(line) for line in said.splitlines()] + peers:
             if f["library"] not in best or f["us"] < best[f["library"]]["us"]:
                 best[f["library"]] = f
+    if python:
+        best["microgpt"] = microgpt(python)
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE.parent, capture_output=True, text=True)
     cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())[1]
     for library, f in best.items():
@@ -138,7 +156,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--beside", metavar="BUILD")
+    parser.add_argument("--microgpt", metavar="FILE")
     args = parser.parse_args()
     if args.beside:
-        sys.exit(beside(args.beside, args.steps, args.rounds, args.compile))
+        sys.exit(beside(args.beside, args.steps, args.rounds, args.compile, args.microgpt))
     print(json.dumps(run(args.steps, args.compile)))
