@@ -141,7 +141,8 @@ template <class E> void few_rows(const CpuProduct<Stored<E>>& x) {
     const Index columns = least(kFewAcross, x.n - j0);
     for (Index p = 0; p < x.k; p += kDepth * kTerms<E>) {
       const Index depth = least(kDepth * kTerms<E>, x.k - p);
-      for (Index r = 0; r < x.m; ++r) __builtin_memset(sums[r], 0, sizeof sums[r]);
+      for (Index r = 0; r < x.m; ++r)
+        for (Index j = 0; j < columns; j += kLanes<T>) vector_at(sums[r] + j) = Vector<T>{};
       const auto rows_of_b = [&]<int... I>(Index at, std::integer_sequence<int, I...>) {
         const Terms<E> right[]{Terms<E>(x.b.data + p * x.b.row + j0, x.b.row, at + I, depth)...};
         for (Index r = 0; r < x.m; ++r) {
