@@ -2,7 +2,6 @@
 // set of CPU kernels: the best this processor has, or a lower one by HILT_ISA; and the build's
 // constants with what Linux says of processor and memory.
 #include "core/device.h"
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -20,13 +19,10 @@ namespace hilt {
 
 Device device_named(std::string_view text) {
   if (text == "cpu") return {};
-  int index = 0;
-  bool known = text == "cuda" || text == "auto";
-  if (text.starts_with("cuda:")) {
-    const auto [end, error] = std::from_chars(text.data() + 5, text.data() + text.size(), index);
-    known = error == std::errc() && end == text.data() + text.size() && index >= 0;
-  }
-  check(known, "device ", text, ": must be auto, cpu, cuda or cuda:N");
+  const bool numbered = text.starts_with("cuda:");
+  const int index = numbered ? number_in<int>(text.substr(5)).value_or(-1) : 0;
+  check(index >= 0 && (numbered || text == "cuda" || text == "auto"), "device ", text,
+        ": must be auto, cpu, cuda or cuda:N");
   try {
     if constexpr (kHasCuda) {
       if (text == "auto" && cuda::device_count() == 0) return {};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include "core/random.h"
+#include "core/strided.h"
 
 namespace hilt {
 namespace {
@@ -14,16 +15,6 @@ struct Moved {  // a number in the user's memory that moves, and is put back wha
   const double old;
   ~Moved() { x = old; }
 };
-
-/// The storage element behind the k-th element of x in row-major order.
-std::size_t element(const Tensor& x, Index k) {
-  Index at = x.offset();
-  for (int axis = x.rank() - 1; axis >= 0; --axis) {
-    at += k % x.dim(axis) * x.stride(axis);
-    k /= x.dim(axis);
-  }
-  return static_cast<std::size_t>(at);
-}
 
 struct Analytic {  // what gradients of all inputs on one storage say of its elements, and which they show
   std::vector<double> derivative;
@@ -36,10 +27,13 @@ struct Analytic {  // what gradients of all inputs on one storage say of its ele
       if (x.storage() != storage || std::ranges::find(counted, x.id()) != counted.end()) continue;
       counted.push_back(x.id());
       const std::vector<double> dx = g.has(x) ? g[x].to_vector() : zeros_like(x).to_vector();
-      for (Index k = 0; k < x.numel(); ++k) {
-        derivative[element(x, k)] += dx[static_cast<std::size_t>(k)];
-        shown[element(x, k)] = true;
-      }
+      const Runs<1> runs(x.shape(), {x.strides()});
+      runs.for_rows(0, runs.rows, [&, from = dx.begin()](const auto& at) mutable {
+        for (Index i = 0; i < runs.run; ++i) {
+          const auto e = static_cast<std::size_t>(x.offset() + at[0] + i * runs.step[0]);
+          derivative[e] += *from++, shown[e] = true;
+        }
+      });
     }
   }
 };

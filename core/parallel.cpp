@@ -21,10 +21,9 @@ constexpr int kSpins = 2000;
 
 int default_threads() {
   if (const char* text = std::getenv("HILT_THREADS")) {
-    char* end = nullptr;
-    const long n = std::strtol(text, &end, 10);
-    check(*text && !*end && n >= 1 && n <= kMaxThreads, "HILT_THREADS: '", text, "' must be 1..", kMaxThreads);
-    return static_cast<int>(n);
+    const int n = number_in<int>(text).value_or(0);
+    check(n >= 1 && n <= kMaxThreads, "HILT_THREADS: '", text, "' must be 1..", kMaxThreads);
+    return n;
   }
   cpu_set_t set;
   const int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;

@@ -1,9 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <list>
 #include <map>
 #include <mutex>
@@ -11,6 +9,7 @@
 #include <set>
 #include "core/error.h"
 #include "core/replay.h"
+#include "core/shape.h"
 #include "core/storage.h"
 
 // Private to core: the pool that tensors' memory comes from, one for the CPU and one for each GPU.
@@ -21,12 +20,9 @@ namespace hilt {
 inline std::size_t pool_limit(const char* variable, std::size_t otherwise) {
   const char* const text = std::getenv(variable);
   if (!text) return otherwise;
-  std::size_t bytes = 0;
-  const char* const end = text + std::strlen(text);
-  const auto [last, error] = std::from_chars(text, end, bytes);
-  check(*text && last == end && error == std::errc{}, variable, " (", text,
-        "): not a number of bytes; 0 keeps nothing");
-  return bytes;
+  const auto bytes = number_in<std::size_t>(text);
+  check(bytes.has_value(), variable, " (", text, "): not a number of bytes; 0 keeps nothing");
+  return *bytes;
 }
 
 /// The host whose stream and memory this thread uses on a GPU, while a HostStream lives.
@@ -130,15 +126,11 @@ class Pool {
 
   MemoryStats stats() {
     const std::lock_guard lock(mutex_);
-    stats_.saved = saved_.load(std::memory_order_relaxed);
     return stats_;
   }
   void reset_peak() {
     const std::lock_guard lock(mutex_);
     stats_.peak = stats_.live;
-  }
-  void saved(std::ptrdiff_t bytes) noexcept {
-    saved_.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
   }
   void set_limit(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -224,7 +216,6 @@ class Pool {
   std::map<std::byte*, Shelf*> owners_;
   Shelf older_;  // what was given back but taken before the last recording began: some recording may read it
   MemoryStats stats_;
-  std::atomic<std::size_t> saved_{0};
   std::size_t limit_;
 };
 

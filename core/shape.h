@@ -1,10 +1,13 @@
 #pragma once
 #include <array>
+#include <charconv>
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <ostream>
 #include <span>
+#include <string_view>
 #include "error.h"
 
 namespace [[gnu::visibility("default")]] hilt {
@@ -24,6 +27,13 @@ template <class... Parts> Index checked_add(Index a, Index b, const Parts&... wh
   if (__builtin_add_overflow(a, b, &r)) [[unlikely]]
     fail(what..., ": ", a, " + ", b, " overflows 64 bits");
   return r;
+}
+
+/// The number that all of the text is; nothing where it is none, or none of this type.
+template <class Number> std::optional<Number> number_in(std::string_view text) {
+  Number x{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
+  return error == std::errc{} && end == text.data() + text.size() ? std::optional(x) : std::nullopt;
 }
 
 /// Up to six extents, kept inline: copying a Shape never allocates. Extents are not negative and
@@ -86,10 +96,8 @@ using Strides = std::array<Index, Shape::kMaxRank>;
 inline Strides contiguous_strides(const Shape& shape) {  // of a dense row-major tensor
   Strides strides{};
   Index step = 1;
-  for (int i = shape.rank() - 1; i >= 0; --i) {
-    strides[static_cast<std::size_t>(i)] = step;
-    step *= shape[i] > 0 ? shape[i] : 1;
-  }
+  for (auto i = static_cast<std::size_t>(shape.rank()); i-- > 0; step *= shape.begin()[i] > 0 ? shape.begin()[i] : 1)
+    strides[i] = step;
   return strides;
 }
 

@@ -8,13 +8,31 @@
 namespace hilt {
 namespace {
 
-constexpr std::size_t kDefaultLimit = std::size_t{4} << 30;
+// Small blocks, in powers of two from kBlockAlignment on, and what a thread keeps of each: bytes.
+constexpr std::size_t kSizes = 9;
+constexpr std::align_val_t kAligned{detail::kBlockAlignment};
+#ifdef __SANITIZE_ADDRESS__
+constexpr std::size_t kMostKept = 0;  // it is to see who uses what was given back
+#else
+constexpr std::size_t kMostKept = 128 << 10;
+#endif
+constinit thread_local struct Kept {  // plain, so that it is there at once and to the end of a thread
+  std::array<void*, kSizes> first;    // each begins with the address of the next
+  std::array<std::size_t, kSizes> bytes;
+  void clear(std::size_t as_if) {
+    for (void* block : std::exchange(first, {}))
+      while (block) ::operator delete(std::exchange(block, *static_cast<void**>(block)), kAligned);
+    bytes.fill(as_if);
+  }
+} kept{};
+std::size_t size_of_block(std::size_t bytes) {
+  return static_cast<std::size_t>(std::bit_width((bytes - (bytes > 0)) / detail::kBlockAlignment));
+}
 
-constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHuge = std::size_t{2} << 20;  // a page of the larger sort
 
 std::byte* take_from_heap(std::size_t bytes) {
-  void* const p = ::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow);
+  void* const p = ::operator new(bytes, kAligned, std::nothrow);
   if (p && bytes >= kHuge) {  // a hint, which whole pages alone take: fewer page faults and TLB misses
     constexpr std::size_t kPage = 4096;
     const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(p) % kPage;
@@ -22,15 +40,15 @@ std::byte* take_from_heap(std::size_t bytes) {
   }
   return static_cast<std::byte*>(p);
 }
-void give_to_heap(std::byte* p) { ::operator delete (p, std::align_val_t{kAlignment}); }
+void give_to_heap(std::byte* p) { ::operator delete(p, kAligned); }
 
 Pool& pool_of(const char* what, Device device) {
   if constexpr (kHasCuda)
     if (device.is_cuda()) return cuda::pool(device.index);
   check(device.is_cpu(), what, ": built without CUDA, asked for ", device);
   // Never destroyed: tensors in static variables may outlive every other object of the process.
-  static Pool* const p =
-      new Pool({kAlignment, "", take_from_heap, give_to_heap}, pool_limit("HILT_POOL_BYTES", kDefaultLimit));
+  static Pool* const p = new Pool({detail::kBlockAlignment, "", take_from_heap, give_to_heap},
+                                  pool_limit("HILT_POOL_BYTES", std::size_t{4} << 30));
   return *p;
 }
 
@@ -40,9 +58,25 @@ struct Mine {
 };
 thread_local Mine mine;
 
-void count_saved(const StorageBlock& block, std::ptrdiff_t bytes) { pool_of("Storage", block.device).saved(bytes); }
-
 }  // namespace
+
+void* detail::take_block(std::size_t bytes) {
+  const std::size_t size = size_of_block(bytes), all = kBlockAlignment << size;
+  Kept& its = kept;
+  if (size >= kSizes || !its.first[size]) return ::operator new(all, kAligned);
+  its.bytes[size] -= all;
+  return std::exchange(its.first[size], *static_cast<void**>(its.first[size]));
+}
+void detail::give_block(void* p, std::size_t bytes) noexcept {
+  thread_local const struct AtTheEnd {
+    ~AtTheEnd() { kept.clear(kMostKept); }
+  } keeps_no_more;
+  const std::size_t size = size_of_block(bytes), all = kBlockAlignment << size;
+  Kept& its = kept;
+  if (size >= kSizes || its.bytes[size] >= kMostKept) return ::operator delete(p, kAligned);
+  its.bytes[size] += all;
+  *static_cast<void**>(p) = std::exchange(its.first[size], p);
+}
 
 MemoryStats memory_stats(Device device) { return pool_of("memory_stats", device).stats(); }
 void reset_memory_peak(Device device) { pool_of("reset_memory_peak", device).reset_peak(); }
@@ -54,7 +88,10 @@ MemoryStats thread_memory_stats() {
 }
 void reset_thread_memory_stats() { mine = {}; }
 void set_pool_limit(std::size_t bytes, Device device) { pool_of("set_pool_limit", device).set_limit(bytes); }
-void release_pool(Device device) { pool_of("release_pool", device).release(); }
+void release_pool(Device device) {
+  pool_of("release_pool", device).release();
+  if (device.is_cpu()) kept.clear(0);
+}
 
 StorageBlock::~StorageBlock() {
   if (data) {
@@ -75,7 +112,7 @@ static Storage lent_by(const Lender& host, std::size_t bytes) {
 
 Storage Storage::allocate(std::size_t bytes, Device device) {
   if (lender && lender->device == device) return lent_by(*lender, bytes);
-  auto block = std::make_shared<StorageBlock>();
+  auto block = std::allocate_shared<StorageBlock>(detail::Recycled<StorageBlock>());
   block->data = pool_of("Storage", device).take(bytes);
   block->bytes = bytes;
   block->device = device;
@@ -89,7 +126,7 @@ Storage Storage::allocate(std::size_t bytes, Device device) {
 
 Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::function<void()> release, bool constant) {
   check(data || bytes == 0, "Storage: borrowing ", bytes, " bytes at a null pointer");
-  auto block = std::make_shared<StorageBlock>();
+  auto block = std::allocate_shared<StorageBlock>(detail::Recycled<StorageBlock>());
   if (data) pool_of("Storage", device).borrowed(bytes);
   block->data = static_cast<std::byte*>(data);
   block->bytes = bytes;
@@ -97,13 +134,6 @@ Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::funct
   block->release = std::move(release);
   block->constant = constant;
   return Storage(std::move(block));
-}
-
-Storage::Hold::Hold(const Storage& s) : block_(s.block_.get(), LetGo{s.block_}) {
-  if (block_ && block_->holds.fetch_add(1) == 0) count_saved(*block_, static_cast<std::ptrdiff_t>(block_->bytes));
-}
-void Storage::Hold::LetGo::operator()(StorageBlock* block) const noexcept {
-  if (block->holds.fetch_sub(1) == 1) count_saved(*block, -static_cast<std::ptrdiff_t>(block->bytes));
 }
 
 }  // namespace hilt

@@ -12,7 +12,6 @@ namespace [[gnu::visibility("default")]] hilt {
 struct MemoryStats {
   std::size_t live = 0;         // reachable through some Storage
   std::size_t peak = 0;         // highest `live` since reset_memory_peak()
-  std::size_t saved = 0;        // of the live bytes, those a tape keeps for its backward pass (each block once)
   std::size_t pooled = 0;       // freed, kept for reuse
   std::size_t reserved = 0;     // freed, kept for work that was recorded (Replay)
   std::size_t from_system = 0;  // times the pool had to ask the operating system; steady work adds none
@@ -27,12 +26,28 @@ void reset_thread_memory_stats();  // both begin anew at 0
 void set_pool_limit(std::size_t bytes, Device device = {});
 void release_pool(Device device = {});  // returns what the pool keeps to the operating system
 
+namespace detail {
+/// Small blocks, as each op makes anew: the thread that gives one back keeps it for whoever asks
+/// next. give_block() is told the size that was asked for.
+inline constexpr std::size_t kBlockAlignment = 64;
+void* take_block(std::size_t bytes);
+void give_block(void* block, std::size_t bytes) noexcept;
+template <class T> struct Recycled {  // an allocator of them
+  using value_type = T;
+  Recycled() = default;
+  template <class U> Recycled(const Recycled<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(take_block(n * sizeof(T))); }
+  void deallocate(T* p, std::size_t n) noexcept { give_block(p, n * sizeof(T)); }
+  friend bool operator==(const Recycled&, const Recycled&) { return true; }
+};
+template <class T> using List = std::vector<T, Recycled<T>>;
+}  // namespace detail
+
 struct StorageBlock {         // the control record behind a Storage; here because its accessors are on every op's path
   std::byte* data = nullptr;  // null where bytes is 0
   std::size_t bytes = 0;      // usable from data on
   Device device;
   std::atomic<std::uint64_t> version{0};  // counts mutable_data()
-  std::atomic<int> holds{0};              // Storage::Hold objects alive
   bool pooled = false;                    // to be given back to the pool
   bool constant = false;                  // borrowed for reading alone
   std::function<void()> release;          // called at the end of memory that was borrowed
@@ -66,19 +81,6 @@ class Storage {
   bool is_sole_owner() const { return block_.use_count() == 1; }  // no other Storage shares it
   explicit operator bool() const { return block_ != nullptr; }
   friend bool operator==(const Storage&, const Storage&) = default;
-
-  class Hold {  // while one lives, the block counts as saved for backward
-   public:
-    Hold() = default;
-    explicit Hold(const Storage& s);
-
-   private:
-    struct LetGo {
-      std::shared_ptr<StorageBlock> keeper;
-      void operator()(StorageBlock* block) const noexcept;
-    };
-    std::unique_ptr<StorageBlock, LetGo> block_;
-  };
 
  private:
   explicit Storage(std::shared_ptr<StorageBlock> block) : block_(std::move(block)) {}

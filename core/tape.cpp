@@ -8,7 +8,6 @@
 #include <mutex>
 #include <unordered_set>
 #include "core/checkpoint.h"
-#include "core/cuda/context.h"
 #include "core/random.h"
 
 namespace hilt {
@@ -50,21 +49,20 @@ const Tensor& Function::saved(std::size_t i) const {
 }
 
 const Tensor& Gradients::operator[](const Tensor& x) const {
-  const auto it = by_id_.find(x.id());
-  check(it != by_id_.end(), "Gradients: ", Named{x}, " was not watched, or the loss does not depend on it");
-  return it->second;
+  const Tensor* const dx = detail::value_of(by_id_, x.id());
+  check(dx, "Gradients: ", Named{x}, " was not watched, or the loss does not depend on it");
+  return *dx;
 }
 Gradients& Gradients::operator+=(const Gradients& other) {
   if (&other == this) return *this += Gradients(other);  // what is added to must not be what is read
-  for (const auto& [id, dx] : other.by_id_) {
-    const auto [it, fresh] = by_id_.try_emplace(id, dx);
-    if (!fresh) accumulate(it->second, dx);
-  }
+  for (const auto& [id, dx] : other.by_id_)
+    if (Tensor* const sum = detail::value_of(by_id_, id)) accumulate(*sum, dx);
+    else detail::put(by_id_, id, dx);
   return *this;
 }
 void Gradients::set(const Tensor& x, const Tensor& dx) {
   check(x.shape() == dx.shape(), "Gradients: a gradient ", dx.shape(), " for a tensor ", x.shape());
-  by_id_[x.id()] = dx;
+  detail::put(by_id_, x.id(), dx);
 }
 
 // ---- which tape listens -------------------------------------------------------------------------
@@ -106,33 +104,25 @@ void Tape::watch(const Tensor& x) {
   check(bool(x), "Tape: watch of an undefined tensor");
   check(is_floating(x.dtype()), "Tape: watch of a tensor of type ", x.dtype(), "; only floats have gradients");
   if (const Slot slot = slot_of(x); slot != kNone)
-    return check(known_[static_cast<std::size_t>(slot)].watched != 0, "Tape: watch of ", x.shape(),
+    return check(known_[static_cast<std::size_t>(slot)].watched, "Tape: watch of ", x.shape(),
                  ", which was computed on this tape; watch what it was computed from, or detach() it");
-  known_.push_back({x.shape(), x.dtype(), x.id()});
-  try {
-    slots_.emplace(x.id(), static_cast<Slot>(known_.size() - 1));
-  } catch (...) {  // out of memory: the tape is as it was, and may go on
-    known_.pop_back();
-    throw;
-  }
+  know(x, true);
 }
-
-Tape::Slot Tape::slot_of(const Tensor& t) const {
-  const auto it = slots_.find(t.id());
-  return it == slots_.end() ? kNone : it->second;
-}
-std::span<const Tape::Slot> Tape::inputs_of(std::size_t node) const {
-  const std::size_t end = node + 1 < nodes_.size() ? nodes_[node + 1].first_input : input_slots_.size();
-  return std::span(input_slots_).subspan(nodes_[node].first_input, end - nodes_[node].first_input);
+/// So that nothing fails halfway: without memory the tape is as it was, and may go on.
+static void make_room(auto& list, std::size_t more) { list.reserve(std::bit_ceil((list.size() + more) | 15)); }
+void Tape::know(const Tensor& t, bool watched) {
+  make_room(slots_, 1);
+  known_.push_back({t.id(), t.shape(), t.dtype(), watched});
+  detail::put(slots_, t.id(), static_cast<Slot>(known_.size() - 1));
 }
 
 std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   std::uint64_t mask = 0;
-  if (!captured_ && slots_.empty()) return mask;
+  if (!captured_ && known_.empty()) return mask;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!knows(*inputs[i])) continue;
-    if (captured_) captured_->try_emplace(inputs[i]->id(), *inputs[i]);
-    else mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
+    if (!captured_) mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
+    else detail::put(*captured_, inputs[i]->id(), *inputs[i]);
   }
   return mask;
 }
@@ -143,33 +133,23 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
   for (const Tensor& y : outputs) {
     check(bool(y), fn->name(), ": forward returned an undefined tensor");
     check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
+    check(std::ranges::count(outputs, y.id(), &Tensor::id) == 1, fn->name(), ": forward returned one tensor twice");
   }
-  const std::size_t first = input_slots_.size(), output = known_.size(), before = nodes_.size();
-  try {
-    if (options_.profile) {
-      NodeReport node;
-      node.forward_ms = clock_ms(outputs[0].device()) - start;
-      node.forward_live = memory_stats(outputs[0].device()).live;
-      for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
-      profile_.push_back(std::move(node));
-    }
-    for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
-    for (const Tensor& y : outputs) {
-      check(slots_.emplace(y.id(), static_cast<Slot>(known_.size())).second, fn->name(),
-            ": forward returned one tensor twice");
-      known_.push_back({y.shape(), y.dtype()});
-    }
-    nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(outputs.size()),
-                      static_cast<Slot>(output)});
-  } catch (...) {  // out of memory: as if the op had not run
-    if (options_.profile) profile_.resize(before);
-    input_slots_.resize(first);
-    known_.resize(output);
-    for (const Tensor& y : outputs) slots_.erase(y.id());
-    throw;
+  make_room(known_, outputs.size()), make_room(slots_, outputs.size());
+  make_room(nodes_, 1), make_room(input_slots_, inputs.size());
+  if (options_.profile) {
+    NodeReport node;
+    node.forward_ms = clock_ms(outputs[0].device()) - start;
+    node.forward_live = memory_stats(outputs[0].device()).live;
+    for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
+    profile_.push_back(std::move(node));
   }
-  if (!options_.check_finite) return;
-  for (const Tensor& y : outputs) require_finite(y, nodes_.back().fn->name(), nodes_.size() - 1, "its result");
+  nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()),
+                    static_cast<std::uint32_t>(outputs.size()), static_cast<Slot>(known_.size())});
+  for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
+  for (const Tensor& y : outputs) know(y, false);
+  for (std::size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
+    require_finite(outputs[i], nodes_.back().fn->name(), nodes_.size() - 1, "its result");
 }
 
 // ---- playing ------------------------------------------------------------------------------------
@@ -194,26 +174,27 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   played_ = true;
   const Pause pause;
   const detail::Range pass("backward");
-  std::vector<Tensor> grad(known_.size());
+  detail::List<Tensor> grad(known_.size()), given;
   grad[static_cast<std::size_t>(slot_of(y))] = dy;
 
   for (std::size_t n = nodes_.size(); n-- > 0;) {
     Function& fn = *nodes_[n].fn;
     const std::span its = std::span(grad).subspan(static_cast<std::size_t>(nodes_[n].output), nodes_[n].outputs);
-    const std::vector<Tensor> given(std::move_iterator(its.begin()), std::move_iterator(its.end()));
+    given.assign(std::move_iterator(its.begin()), std::move_iterator(its.end()));
     if (const auto g = std::ranges::find_if(given, &Tensor::operator bool); g != given.end()) {
       const detail::Range range(fn.name());
       const double start = clock_ms();
       std::vector<Tensor> dx = fn.backward_all(given);
-      const std::span<const Slot> inputs = inputs_of(n);
+      const std::span inputs = std::span(input_slots_).subspan(nodes_[n].first_input);
       if (dx.size() != inputs.size())
         fail(fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (inputs[i] == kNone) continue;
         const auto in = static_cast<std::size_t>(inputs[i]);
-        if (!dx[i] || dx[i].shape() != known_[in].shape || dx[i].dtype() != known_[in].dtype)
+        const Known& known = known_[in];
+        if (!dx[i] || dx[i].shape() != known.shape || dx[i].dtype() != known.dtype)
           fail(fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient", " for input ", i,
-               ", which is ", known_[in].dtype, known_[in].shape, " and wanted");
+               ", which is ", known.dtype, known.shape, " and wanted");
         if (options_.check_finite) require_finite(dx[i], fn.name(), n, "the gradient of an input");
         if (grad[in]) accumulate(grad[in], dx[i]);
         else grad[in] = std::move(dx[i]);
@@ -224,18 +205,19 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
       }
     }
     nodes_[n].fn.reset();  // what it saved is free from here on
+    input_slots_.resize(nodes_[n].first_input);
   }
   Gradients result;
-  for (std::size_t slot = 0; slot < known_.size(); ++slot)
-    if (known_[slot].watched != 0 && grad[slot]) result.by_id_.emplace(known_[slot].watched, grad[slot]);
-  std::vector<Tensor> gradients;
-  for (const auto& [id, g] : result.by_id_) gradients.push_back(g);
+  given.clear();
+  for (std::size_t slot = 0; const Known& known : known_)
+    if (Tensor& g = grad[slot++]; g && known.watched)
+      detail::put(result.by_id_, known.id, g), given.push_back(std::move(g));
   refuse_around(
       "this asks for a second derivative, the gradient of a gradient, which no tape computes; detach() the "
       "gradient if it is to count as a constant",
-      gradients, [&](const Tape& around) {
-        const auto known = [&](const auto& slot) { return around.slots_.contains(slot.first); };
-        return around.knows(dy) || std::ranges::any_of(slots_, known);
+      given, [&](const Tape& around) {
+        const auto known = [&](const Known& k) { return detail::value_of(around.slots_, k.id) != nullptr; };
+        return around.knows(dy) || std::ranges::any_of(known_, known);
       });
   return result;
 }
@@ -263,7 +245,6 @@ void Tape::tell_around(std::span<const Tensor* const> inputs, std::span<const Te
 // ---- a part that runs twice ---------------------------------------------------------------------
 /// fn again, on a tape of its own. dependencies: what the outer tape watches of all that fn read.
 struct Recomputed final : Function {
-  using Inputs = detail::Pointers<std::span<const Tensor>>;
   Composite fn;
   std::vector<Tensor> inputs, dependencies;
   Generator::Recording::States randomness;
@@ -294,7 +275,7 @@ struct Recomputed final : Function {
     Tape* const tape = Tape::current();
     if (!tape) return fn(inputs);
     Recomputed node;
-    std::unordered_map<TensorId, Tensor> captured;
+    detail::ById<Tensor> captured;
     Tensor y;
     const double start = tape->clock_ms();
     {
@@ -309,12 +290,12 @@ struct Recomputed final : Function {
     for (const auto& [id, t] : captured) node.dependencies.push_back(t);
     node.fn = std::move(fn);
     node.inputs.assign(inputs.begin(), inputs.end());
-    node.wanted_ = tape->wanted(Inputs(node.dependencies));
+    node.wanted_ = tape->wanted(detail::addresses(std::span<const Tensor>(node.dependencies)));
     if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
     for (const auto* kept : {&node.inputs, &node.dependencies})
       for (const Tensor& t : *kept) node.save(t);
     auto kept = std::make_unique<Recomputed>(std::move(node));
-    const Inputs in(kept->dependencies);
+    const auto in = detail::addresses(std::span<const Tensor>(kept->dependencies));
     tape->record(std::move(kept), in, {&y, 1}, start);
     return y;
   }
@@ -347,13 +328,6 @@ void detail::tell_op_hook(std::string_view name, const Tensor& y) {
   } const inside;
   const Tape::Pause pause;
   (*hook)(name, y);
-}
-
-void detail::push_range(std::string_view name) {
-  if constexpr (kHasCuda) cuda::push_range(std::string(name).c_str());
-}
-void detail::pop_range() {
-  if constexpr (kHasCuda) cuda::pop_range();
 }
 
 std::size_t Tape::saved_bytes() const {

@@ -1,6 +1,6 @@
 #pragma once
+#include <algorithm>
 #include <thread>
-#include <unordered_map>
 #include "trace.h"
 
 namespace [[gnu::visibility("default")]] hilt {
@@ -11,14 +11,26 @@ std::ostream& operator<<(std::ostream& os, const Tape& tape);
 
 namespace detail {
 /// The addresses of an op's inputs, however they were given.
-template <class... In> struct Pointers : std::array<const Tensor*, sizeof...(In)> {
-  explicit Pointers(const In&... in) : std::array<const Tensor*, sizeof...(In)>{&in...} {}
-};
-template <> struct Pointers<std::span<const Tensor>> : std::vector<const Tensor*> {
-  explicit Pointers(std::span<const Tensor> in) {
-    for (const Tensor& t : in) push_back(&t);
-  }
-};
+template <class... In> std::array<const Tensor*, sizeof...(In)> addresses(const In&... in) { return {&in...}; }
+inline List<const Tensor*> addresses(std::span<const Tensor> in) {
+  List<const Tensor*> out;
+  for (const Tensor& t : in) out.push_back(&t);
+  return out;
+}
+/// Values by a tensor's id. They ascend, as ids do, so one more most often comes to the end.
+template <class V> using ById = List<std::pair<TensorId, V>>;
+template <class List> auto place_of(List& list, TensorId id) {
+  if (list.empty() || list.back().first < id) return list.end();
+  return std::lower_bound(list.begin(), list.end(), id, [](const auto& entry, TensorId x) { return entry.first < x; });
+}
+template <class List> auto* value_of(List& list, TensorId id) {  // null where there is none
+  const auto at = place_of(list, id);
+  return at != list.end() && at->first == id ? &at->second : nullptr;
+}
+template <class V> void put(ById<V>& list, TensorId id, const V& value) {  // in place of what is there, if any
+  if (V* const old = value_of(list, id)) *old = value;
+  else list.emplace(place_of(list, id), id, value);
+}
 /// What forward() gave, one tensor or several.
 inline std::span<const Tensor> outputs_of(const Tensor& y) { return {&y, 1}; }
 inline std::span<const Tensor> outputs_of(std::span<const Tensor> ys) { return ys; }
@@ -33,6 +45,8 @@ class Function {
   Function() = default;
   Function(Function&&) = default;  // moves onto the tape; what it saved has one keeper
   virtual ~Function() = default;
+  static void* operator new(std::size_t bytes) { return detail::take_block(bytes); }
+  static void operator delete(void* p, std::size_t bytes) noexcept { detail::give_block(p, bytes); }
   virtual std::string_view name() const = 0;  // names a string that outlives the Function
   /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is
   /// false. dy may be shared with others: it is for reading.
@@ -41,7 +55,10 @@ class Function {
  protected:
   /// Keeps t for backward(). Writing to t's storage from then on is an error that backward reports.
   /// An undefined tensor, an input that was left out say, comes back undefined.
-  void save(const Tensor& t) { saved_.push_back({t, t ? t.storage().version() : 0, Storage::Hold(t.storage())}); }
+  void save(const Tensor& t) {
+    if (saved_.empty()) saved_.reserve(2);
+    saved_.push_back({t, t ? t.storage().version() : 0});
+  }
   /// What the i-th save() kept; throws Code::usage where it was written to since.
   const Tensor& saved(std::size_t i) const;
   /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be
@@ -59,9 +76,8 @@ class Function {
   struct Saved {
     Tensor tensor;
     std::uint64_t version;
-    Storage::Hold hold;
   };
-  std::vector<Saved> saved_;
+  detail::List<Saved> saved_;
   std::uint64_t wanted_ = 0;
 };
 
@@ -81,7 +97,7 @@ class MultiFunction : public Function {
 class Gradients {
  public:
   const Tensor& operator[](const Tensor& x) const;  // that of x; throws Code::usage where there is none
-  bool has(const Tensor& x) const { return by_id_.contains(x.id()); }  // there is one of x
+  bool has(const Tensor& x) const { return detail::value_of(by_id_, x.id()); }  // there is one of x
   std::size_t size() const { return by_id_.size(); }
   Gradients& operator+=(const Gradients& other);  // adds the gradients of both, by tensor
   friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }  // the same
@@ -89,7 +105,7 @@ class Gradients {
 
  private:
   friend class Tape;
-  std::unordered_map<TensorId, Tensor> by_id_;
+  detail::ById<Tensor> by_id_;
 };
 
 /// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in
@@ -120,7 +136,7 @@ class Tape {
   /// Differentiate with respect to x. Ops that depend on no watched tensor are not kept.
   void watch(const Tensor& x);
   /// Whether x is watched or was computed, on this tape, from something that is.
-  bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slots_.contains(x.id()); }
+  bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slot_of(x) != kNone; }
   /// Gradients of a scalar, or of y against the cotangent dy. Frees what nodes saved as it goes. A
   /// tape around this one that knows what they depend on refuses to play through them.
   Gradients backward(const Tensor& loss);
@@ -157,29 +173,33 @@ class Tape {
     Slot output;  // the first one's; the others' follow
   };
 
-  Slot slot_of(const Tensor& t) const;
+  Slot slot_of(const Tensor& t) const {
+    const Slot* const slot = detail::value_of(slots_, t.id());
+    return slot ? *slot : kNone;
+  }
+  void know(const Tensor& t, bool watched);  // under the next slot
   std::uint64_t wanted(std::span<const Tensor* const> inputs);
   void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, std::span<const Tensor> outputs,
               double start);  // when its forward() began, by clock_ms()
   void tell_around(std::span<const Tensor* const> inputs, std::span<const Tensor> outputs) const;
   template <class Depends>
   void refuse_around(const char* why, std::span<const Tensor> results, const Depends& depends) const;
-  std::span<const Slot> inputs_of(std::size_t node) const;
   void check_thread() const;
   double clock_ms(Device device = {}) const;  // 0 unless profiling: a clock costs as much as a small op
 
-  std::vector<Node> nodes_;
-  std::vector<Slot> input_slots_;  // of all nodes, one after the other
-  std::unordered_map<TensorId, Slot> slots_;
+  detail::List<Node> nodes_;
+  detail::List<Slot> input_slots_;  // of all nodes, one after the other
+  detail::ById<Slot> slots_;
   struct Known {
+    TensorId id;
     Shape shape;
     DType dtype;
-    TensorId watched = 0;  // which tensor; 0: one that a node gave
+    bool watched;  // else a node gave it
   };
-  std::vector<Known> known_;  // by slot
+  detail::List<Known> known_;  // by slot
   std::vector<NodeReport> profile_;
   // Set while a checkpoint looks at what its function reads of the tape around it.
-  std::unordered_map<TensorId, Tensor>* captured_ = nullptr;
+  detail::ById<Tensor>* captured_ = nullptr;
   const Tape* outer_ = nullptr;
   std::shared_ptr<Listener> listener_;
   std::thread::id thread_ = std::this_thread::get_id();
@@ -190,13 +210,14 @@ class Tape {
 /// Returns fn.forward(inputs...) and, if a tape listens and an input matters, leaves fn on it. The
 /// inputs are Tensors, or one std::span<const Tensor>.
 template <class Fn, class... In> auto apply(Fn fn, const In&... inputs) {
+  static_assert(alignof(Fn) <= detail::kBlockAlignment);
   static_assert(std::derived_from<Fn, Function>);  // clang 16 finds no friend that is constrained
   using Result = std::remove_cvref_t<decltype(fn.forward(inputs...))>;
   static_assert(std::same_as<Result, Tensor> || std::derived_from<Fn, MultiFunction>,
                 "a Function whose forward() returns several tensors derives from MultiFunction");
   const detail::Range range(fn.name());
   Tape* const tape = Tape::current();
-  const detail::Pointers<In...> in(inputs...);
+  const auto in = detail::addresses(inputs...);
   if (tape) fn.wanted_ = tape->wanted(in);  // else wants() is false throughout: nothing is saved
   const double start = tape ? tape->clock_ms() : 0;
   const Result y = [&] {

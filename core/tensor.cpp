@@ -30,7 +30,7 @@ Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
 Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype)
     : storage_(std::move(storage)), shape_(shape), strides_(strides), offset_(offset), id_(next_id()), dtype_(dtype) {
   check(bool(storage_), "Tensor: undefined storage");
-  check(reinterpret_cast<std::uintptr_t>(storage_.data()) % size_of(dtype) == 0,
+  check((reinterpret_cast<std::uintptr_t>(storage_.data()) & (size_of(dtype) - 1)) == 0,
         "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
   Index last = offset;
   for (std::size_t i = 0; i < static_cast<std::size_t>(rank()); ++i) {
@@ -38,7 +38,7 @@ Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Inde
     const Index n = shape_.begin()[i];
     if (n > 0) last = checked_add(last, checked_mul(n - 1, strides_[i], "Tensor"), "Tensor");
   }
-  const auto elements = static_cast<Index>(storage_.bytes() / size_of(dtype));
+  const auto elements = static_cast<Index>(storage_.bytes() >> std::countr_zero(size_of(dtype)));
   check(offset >= 0 && (numel() == 0 ? offset <= elements : last < elements), "Tensor: ", dtype, shape,
         " from element ", offset, " on reaches beyond its storage of ", elements, " elements");
 }
@@ -217,8 +217,8 @@ void accumulate(Tensor& sum, const Tensor& more) {
   visit("accumulate", a, [&]<class T>(auto where) {
     const T *x = a.data<T>(), *y = b.data<T>();
     T* const out = sum.mutable_data<T>();
-    if constexpr (std::is_same_v<decltype(where), Cuda>) return kernels::accumulate(where, x, y, out, a.numel());
-    parallel_each(a.numel(), kPiece, [=](Index i) { out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i])); });
+    const auto add = [=](Index i, Index end) { kernels::accumulate(where, x + i, y + i, out + i, end - i); };
+    is_cuda<decltype(where)> ? add(0, a.numel()) : parallel_for(a.numel(), kPiece, add);
   });
 }
 

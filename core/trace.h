@@ -26,7 +26,7 @@ void set_op_hook(OpHook hook);
 namespace detail {
 extern std::atomic<bool> has_op_hook;
 void tell_op_hook(std::string_view name, const Tensor& y);
-void push_range(std::string_view name);
+void push_range(std::string_view name);  // in builds for a GPU
 void pop_range();
 /// In builds for a GPU a range for profilers, by NVTX: an op, forward and backward, by the name
 /// that a tape prints, and `backward`, a whole pass. In others nothing.

@@ -8,7 +8,7 @@
 
 namespace hilt {
 
-constexpr std::array<std::string_view, 2> kNorms{"layer", "rms"};
+constexpr std::array<std::string_view, 3> kNorms{"layer", "rms", "plain"};
 constexpr std::array<std::string_view, 4> kActivations{"gelu_tanh", "gelu", "relu", "silu_gated"};
 
 static void visit_both(const std::string& at, Tensor& weight, Tensor& bias, const ParameterVisitor& visit) {
@@ -54,14 +54,15 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
 NormKind parse_norm_kind(std::string_view text) { return static_cast<NormKind>(find_name("norm", text, kNorms)); }
 std::string_view name_of(NormKind kind) { return kNorms[static_cast<std::size_t>(kind)]; }
 Tensor Norm::operator()(const Tensor& x) const {
-  if (kind == NormKind::rms) return rms_norm(x, weight, epsilon);
+  if (kind != NormKind::layer) return rms_norm(x, weight, epsilon);
   return layer_norm(x, weight, bias ? bias : zeros_like(weight), epsilon);
 }
 void Norm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   visit_both(at, weight, bias, visit);
 }
 Norm make_norm(NormKind kind, Index width, bool bias, double epsilon, DType dtype) {
-  return {kind, ones({width}, dtype), bias && kind == NormKind::layer ? zeros({width}, dtype) : Tensor{}, epsilon};
+  return {kind, kind == NormKind::plain ? Tensor{} : ones({width}, dtype),
+          bias && kind == NormKind::layer ? zeros({width}, dtype) : Tensor{}, epsilon};
 }
 
 Tensor Embedding::operator()(const Tensor& ids) const { return embedding(weight, ids); }

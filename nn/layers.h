@@ -62,8 +62,8 @@ struct Linear {                                                // y = x w + b, w
 Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& generator, DType dtype = DType::f32);
 
 /// layer: y = (x - mean) / sqrt(var + epsilon) w + b along the last axis; without b, b is 0. rms:
-/// y = x / sqrt(mean x^2 + epsilon) w.
-enum class NormKind : unsigned char { layer, rms };
+/// y = x / sqrt(mean x^2 + epsilon) w; plain: without w.
+enum class NormKind : unsigned char { layer, rms, plain };
 NormKind parse_norm_kind(std::string_view text);
 std::string_view name_of(NormKind kind);
 struct Norm {                                // of the last axis; see NormKind

@@ -33,7 +33,7 @@ void Optimizer::prepare(const NamedParameters& parameters) {
 void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip) {
   prepare(parameters);
   const Tape::Pause pause;
-  std::vector<AdamWUpdate> updates;
+  detail::List<AdamWUpdate> updates;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     Tensor& w = *parameters[i].tensor;
     if (!gradients.has(w)) continue;

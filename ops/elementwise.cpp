@@ -132,9 +132,9 @@ Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, 
          : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
   return y;
 }
-template <class Op, class... In> Tensor mapped(double p, double q, const Tensor& x, const In&... more) {
-  const std::array<const Tensor*, sizeof...(In) + 1> in{&x, &more...};
-  return map(kernel<Op>(), in, x.dtype(), p, q);
+template <class Op, class... In> Tensor mapped(DType type, double p, double q, const In&... in) {
+  const std::array<const Tensor*, sizeof...(In)> all{&in...};
+  return map(kernel<Op>(), all, type, p, q);
 }
 
 /// A gradient as an op G on what it reads: inputs 'a' and 'b', result 'y' and 'd', dy. None: dy.
@@ -143,7 +143,7 @@ template <class G, char... kReads> struct From {
   static constexpr bool reads(char x) { return ((kReads == x) || ...); }
   static Tensor of(double p, double q, const Kept& kept, const Tensor& dy) {
     if constexpr (sizeof...(kReads) == 0) return dy;
-    else return mapped<G>(p, q, (kReads == 'd' ? dy : kept[std::string_view("aby").find(kReads)])...);
+    else return mapped<G>(dy.dtype(), p, q, (kReads == 'd' ? dy : kept[std::string_view("aby").find(kReads)])...);
   }
 };
 using Dy = From<void>;
@@ -162,7 +162,7 @@ template <class F, class... Gradients> struct Elementwise final : Function {
   }
   template <class... In> Tensor forward(const In&... in) {
     shapes = {in.shape()...};
-    Tensor y = mapped<F>(p, q, in...);
+    Tensor y = mapped<F>(std::get<0>(std::tie(in...)).dtype(), p, q, in...);
     std::size_t i = 0;
     for (const Tensor* x : {&in...})
       if (reads("ab"[i++])) save(*x);
@@ -206,27 +206,22 @@ struct Select final : Function {
   Shape a_shape, b_shape;
   explicit Select(const Tensor& c) : condition(c) {}
   std::string_view name() const override { return "where"; }
-  static Tensor pick(const Tensor& c, const Tensor& a, const Tensor& b) {
-    const std::array<const Tensor*, 3> in{&c, &a, &b};
-    return map(kernel<Where>(), in, a.dtype());
-  }
   Tensor forward(const Tensor& a, const Tensor& b) {
     a_shape = a.shape(), b_shape = b.shape();
     if (wants_any()) save(condition);
-    return pick(condition, a, b);
+    return mapped<Where>(a.dtype(), 0, 0, condition, a, b);
   }
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor none, nothing = zeros({}, dy.dtype(), dy.device());
     const Tensor& c = saved(0);
-    return {wants(0) ? sum_to(pick(c, dy, nothing), a_shape) : none,
-            wants(1) ? sum_to(pick(c, nothing, dy), b_shape) : none};
+    return {wants(0) ? sum_to(mapped<Where>(dy.dtype(), 0, 0, c, dy, nothing), a_shape) : none,
+            wants(1) ? sum_to(mapped<Where>(dy.dtype(), 0, 0, c, nothing, dy), b_shape) : none};
   }
 };
 
 template <class F> Tensor comparison(const char* op, const Tensor& a, const Tensor& b) {
   check_pair(op, a, b, true);
-  const std::array<const Tensor*, 2> in{&a, &b};
-  return map(kernel<F>(), in, DType::u8);
+  return mapped<F>(DType::u8, 0, 0, a, b);
 }
 
 }  // namespace
@@ -270,8 +265,8 @@ Tensor softplus(const Tensor& x) { return unary<Softplus, From<SoftplusGrad, 'a'
 Tensor relu(const Tensor& x) { return unary<Relu, From<ReluGrad, 'y', 'd'>>("relu", x); }
 Tensor gelu(const Tensor& x) { return unary<Gelu, From<GeluGrad, 'a', 'd'>>("gelu", x); }
 Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, From<GeluTanhGrad, 'a', 'd'>>("gelu_tanh", x); }
-Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy) { return mapped<GeluTanhGrad>(0, 0, x, dy); }
-Tensor same(const Tensor& a, const Tensor& b) { return mapped<Same>(0, 0, a, b); }
+Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy) { return mapped<GeluTanhGrad>(x.dtype(), 0, 0, x, dy); }
+Tensor same(const Tensor& a, const Tensor& b) { return mapped<Same>(a.dtype(), 0, 0, a, b); }
 Tensor silu(const Tensor& x) { return unary<Silu, From<SiluGrad, 'a', 'd'>>("silu", x); }
 Tensor square(const Tensor& x) { return unary<Square, From<SquareGrad, 'a', 'd'>>("square", x); }
 Tensor abs(const Tensor& x) { return unary<Abs, From<AbsGrad, 'a', 'd'>>("abs", x); }
@@ -294,9 +289,6 @@ Tensor equal(const Tensor& a, const Tensor& b) { return comparison<Equal>("equal
 Tensor greater_equal(const Tensor& a, const Tensor& b) { return comparison<GreaterEqual>("greater_equal", a, b); }
 Tensor less_equal(const Tensor& a, const Tensor& b) { return comparison<LessEqual>("less_equal", a, b); }
 Tensor not_equal(const Tensor& a, const Tensor& b) { return comparison<NotEqual>("not_equal", a, b); }
-Tensor floor(const Tensor& x) {
-  check_floats("floor", x);
-  return mapped<Floor>(0, 0, x);
-}
+Tensor floor(const Tensor& x) { return check_floats("floor", x), mapped<Floor>(x.dtype(), 0, 0, x); }
 
 }  // namespace hilt

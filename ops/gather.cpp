@@ -152,13 +152,9 @@ struct Cat final : Function {
   std::vector<Index> extents;
   std::string_view name() const override { return "cat"; }
   Tensor forward(std::span<const Tensor> parts) {
-    Index total = 0;
-    for (const Tensor& part : parts) {
-      extents.push_back(part.dim(axis));
-      total = checked_add(total, part.dim(axis), "cat");
-    }
+    Index total = 0, begin = 0;
+    for (const Tensor& part : parts) total = checked_add(total, extents.emplace_back(part.dim(axis)), "cat");
     Tensor y = empty(parts[0].shape().with(axis, total), parts[0].dtype(), parts[0].device());
-    Index begin = 0;
     for (const Tensor& part : parts) {
       Tensor window = rows_of(y, axis, begin, part.dim(axis));
       copy(window, part);

@@ -31,12 +31,12 @@ Tensor readable(const Tensor& x) {
 Shape lead(const Tensor& x) { return Shape(std::span(x.shape().begin(), x.shape().end() - 2)); }
 
 /// Where the factors of each product begin, of batches that `shape` broadcasts to; none is empty.
-std::array<std::vector<Index>, 2> offsets(const Shape& shape, const Tensor& x, const Tensor& y) {
+std::array<detail::List<Index>, 2> offsets(const Shape& shape, const Tensor& x, const Tensor& y) {
   const auto strides = [&](const Tensor& t) {
     return broadcast_to("matmul", as_strided(t, lead(t), t.strides(), t.offset()), shape).strides();
   };
   const Runs<2> runs(shape, {strides(x), strides(y)});
-  std::array<std::vector<Index>, 2> found;
+  std::array<detail::List<Index>, 2> found;
   runs.for_rows(0, runs.rows, [&](const std::array<Index, 2>& at) {
     for (std::size_t f = 0; f < 2; ++f)
       for (Index i = 0; i < runs.run; ++i) found[f].push_back(at[f] + i * runs.step[f]);
@@ -56,7 +56,7 @@ Tensor product(const Tensor& x, const Tensor& y) {
   Tensor out = empty(shape, type, x.device());
   if (out.numel() == 0) return to(out, x.dtype());
   kernels::BatchSteps steps{.batch = batches.numel(), .c = m * n};
-  std::array<std::vector<Index>, 2> from;
+  std::array<detail::List<Index>, 2> from;
   if (steps.batch > 1) from = offsets(batches, a, b), steps.a = from[0].data(), steps.b = from[1].data();
   kernels::visit_factors("matmul", a, [&]<class T, class At>(At where) {
     kernels::gemm_batched<T>(where, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),

@@ -92,8 +92,9 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  check_norm("rms_norm", x, "weight", weight, epsilon);
-  return apply(Norm(false, epsilon), x, weight, Tensor{});
+  const Tensor w = weight ? weight : ones({x.dim(-1)}, x.dtype(), x.device());
+  check_norm("rms_norm", x, "weight", w, epsilon);
+  return apply(Norm(false, epsilon), x, w, Tensor{});
 }
 
 }  // namespace hilt

@@ -67,9 +67,9 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
     if (clip.max > 0 && norm * s.scale > clip.max) s.scale = clip.max / norm;
   }
   // All memory is there before the first number is written: without it, nothing has changed.
-  std::vector<Tensor> gradients;
+  detail::List<Tensor> gradients;
   for (const AdamWUpdate& u : updates) gradients.push_back(dense(u.dw));
-  std::vector<kernels::AdamWPart> parts;  // of one type, on one GPU
+  detail::List<kernels::AdamWPart> parts;  // of one type, on one GPU
   parts.reserve(updates.size());
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const AdamWUpdate& u = updates[i];

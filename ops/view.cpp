@@ -56,7 +56,7 @@ Tensor reshape(const Tensor& x, std::initializer_list<Index> shape) {
 
 Tensor permute(const Tensor& x, std::span<const int> axes) {
   check(static_cast<int>(axes.size()) == x.rank(), "permute: ", axes.size(), " axes for a tensor of rank ", x.rank());
-  std::vector<int> from, inverse(axes.size());
+  detail::List<int> from, inverse(axes.size());
   for (int axis : axes) from.push_back(checked_axis("permute", axis, x.rank()));
   for (int axis = 0; axis < x.rank(); ++axis) {
     check(std::ranges::count(from, axis) == 1, "permute: axis ", axis, " of ", x.shape(),
@@ -78,11 +78,13 @@ Tensor permute(const Tensor& x, std::span<const int> axes) {
 }
 
 Tensor transpose(const Tensor& x, int a, int b) {
-  std::vector<int> axes;
-  for (int axis = 0; axis < x.rank(); ++axis) axes.push_back(axis);
-  std::swap(axes[static_cast<std::size_t>(checked_axis("transpose", a, x.rank()))],
-            axes[static_cast<std::size_t>(checked_axis("transpose", b, x.rank()))]);
-  return permute(x, axes);
+  const auto turn = [a = checked_axis("transpose", a, x.rank()),
+                     b = checked_axis("transpose", b, x.rank())](const Tensor& in) {
+    Strides strides = in.strides();
+    std::swap(strides[static_cast<std::size_t>(a)], strides[static_cast<std::size_t>(b)]);
+    return as_strided(in, in.shape().with(a, in.dim(b)).with(b, in.dim(a)), strides, in.offset());
+  };
+  return apply_linear("permute", x, turn, turn);
 }
 
 Tensor slice(const Tensor& x, int axis, Index begin, Index end, Index step) {
@@ -120,7 +122,7 @@ Tensor repeat(const Tensor& x, int axis, Index times) {
 Tensor squeeze(const Tensor& x, int axis) {
   const int gone = checked_axis("squeeze", axis, x.rank());
   check(x.dim(gone) == 1, "squeeze: axis ", axis, " of ", x.shape(), " must have extent 1");
-  std::vector<Index> extents(x.shape().begin(), x.shape().end());
+  detail::List<Index> extents(x.shape().begin(), x.shape().end());
   extents.erase(extents.begin() + gone);
   return reshape(x, Shape(extents));
 }
@@ -135,7 +137,7 @@ Tensor select(const Tensor& x, int axis, Index i) {
 
 Tensor unsqueeze(const Tensor& x, int axis) {
   const int at = checked_axis("unsqueeze", axis, x.rank() + 1);
-  std::vector<Index> extents(x.shape().begin(), x.shape().end());
+  detail::List<Index> extents(x.shape().begin(), x.shape().end());
   extents.insert(extents.begin() + at, 1);
   return reshape(x, Shape(extents));
 }

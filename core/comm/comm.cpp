@@ -62,12 +62,6 @@ std::string suspect(Link& link, int peer) {
   return who(peer) + ", in a circle of ranks that wait for each other";
 }
 
-[[maybe_unused]] std::string host_name() {
-  char name[256] = {};
-  (void)::gethostname(name, sizeof name - 1);
-  return name;
-}
-
 }  // namespace
 
 class detail::Pending {
@@ -267,7 +261,9 @@ Comm nccl_ranks(const Comm& group, Device device) {
   check(device.is_cuda(), "nccl_ranks: ", device, " is no GPU");
   if (group.size() == 1) return group;
   if constexpr (kHasNccl) {
-    const auto places = group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
+    char host[256] = {};
+    (void)::gethostname(host, sizeof host - 1);
+    const auto places = group.gather_text((std::ostringstream() << host << ", " << device).str());
     for (std::size_t i = 0; i < places.size(); ++i)
       for (std::size_t j = 0; j < i; ++j)
         if (places[i] == places[j])

@@ -9,6 +9,7 @@
 #include <utility>
 #include "core/cuda/kernels.h"
 #include "core/pool.h"
+#include "core/trace.h"
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #else
@@ -203,6 +204,7 @@ void check_verdict(int device) {
 
 static void copy_bytes(Cuda where, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                        const char* what) {
+  if (bytes == 0) return;
   check_alive(where.device);
   check_status(cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(where.stream)), what, where.device);
 }
@@ -215,12 +217,11 @@ void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
   check_verdict(where.device);
 }
 void to_device(Cuda where, void* device, const void* host, std::size_t bytes) {
-  if (bytes == 0) return;
-  forbid_while_recording(where.device, "something was copied from the host");
+  if (bytes > 0) forbid_while_recording(where.device, "something was copied from the host");
   copy_bytes(where, device, host, bytes, cudaMemcpyHostToDevice, "copy to the GPU");
 }
 void within(Cuda where, void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) copy_bytes(where, to, from, bytes, cudaMemcpyDeviceToDevice, "copy");
+  copy_bytes(where, to, from, bytes, cudaMemcpyDeviceToDevice, "copy");
 }
 void clear(Cuda where, void* device, std::size_t bytes) {
   if (bytes == 0) return;
@@ -301,8 +302,6 @@ std::vector<std::string> descriptions() {
   }
   return out;
 }
-void push_range(const char* name) { nvtxRangePushA(name); }
-void pop_range() { nvtxRangePop(); }
 void synchronize(int index) {
   Context& c = context(index);
   check_alive(index);
@@ -317,6 +316,9 @@ DeviceCounters counters(int index) {
   return {c.launches.load(), c.host_waits.load()};
 }
 }  // namespace cuda
+
+void detail::push_range(std::string_view name) { nvtxRangePushA(std::string(name).c_str()); }
+void detail::pop_range() { nvtxRangePop(); }
 
 Cuda cuda_of(Device device) {
   cuda::Context& c = cuda::context(device.index);

@@ -29,9 +29,6 @@ Pool& pool(int index);
 
 std::vector<std::string> descriptions();
 void synchronize(int index);
-/// Ranges of NVTX, which profilers show; nothing where its headers were not there.
-void push_range(const char* name);
-void pop_range();
 DeviceCounters counters(int index);
 
 /// Checks a status of the CUDA runtime. An error that leaves the context unusable marks the device

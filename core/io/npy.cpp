@@ -160,10 +160,10 @@ std::size_t size_of_file(const std::string& path, const Descriptor& file) {
 }
 
 Strides fortran_strides(const Shape& shape) {
-  Shape turned;
-  for (int axis = -1; axis >= -shape.rank(); --axis) turned.push_back(shape[axis]);
-  Strides strides = contiguous_strides(turned);
-  std::reverse(strides.begin(), strides.begin() + shape.rank());
+  Strides strides{};
+  Index step = 1;
+  for (int axis = 0; axis < shape.rank(); step *= std::max<Index>(shape[axis++], 1))
+    strides[static_cast<std::size_t>(axis)] = step;
   return strides;
 }
 

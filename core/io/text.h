@@ -1,8 +1,5 @@
 #pragma once
 #include <algorithm>
-#include <charconv>
-#include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 #include "../shape.h"
@@ -28,12 +25,6 @@ std::string did_you_mean(std::string_view name, std::span<const std::string_view
 /// Where `name` stands in `names`; an error, opened by `what`, lists them and what is near.
 std::size_t find_name(const char* what, std::string_view name, std::span<const std::string_view> names);
 
-/// The number that all of the text is; nothing where it is none, or none of this type.
-template <class Number> std::optional<Number> number_in(std::string_view text) {
-  Number x{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
-  return error == std::errc{} && end == text.data() + text.size() ? std::optional(x) : std::nullopt;
-}
 /// Decimal digits alone, at least `low`; `what` names the thing in the error.
 Index read_index(const char* what, std::string_view text, Index low);
 

@@ -1,10 +1,10 @@
 // Matrix products on one thread, compiled for this instruction set.
 // With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
 // a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
-// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1. Of a few rows
-// nothing is packed: B is read once, as it lies. Each element of C adds up in the order of k. Where
-// the processor multiplies bf16 by twos, an element E of a factor is two terms, see vectors.h.
-// Below that, Eigen.
+// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1. Factors that stay
+// in L1 as they lie are read there, and so is B where it meets a few rows. Each element of C adds
+// up in the order of k. Where the processor multiplies bf16 by twos, an element E of a factor is
+// two terms, see vectors.h. Below that, Eigen.
 #include "ops/gemm/gemm.h"
 #include "ops/vectors.h"
 #if !defined __AVX2__ && !defined __ARM_NEON
@@ -83,15 +83,15 @@ template <Index kWidth, class E> void pack(MatrixRef<const Stored<E>> x, Index c
       for (Index i = 0; i < kWidth; i += N) unaligned_at(side + i) = lines.side_by_side(i, count + more - i);
       for (Index i = 0; i < kTerms<E>; ++i) __builtin_prefetch(lines.x + i * x.column + 2 * kWidth, 0, 2);
     } else {
-      for (Index i = 0; i < kWidth; ++i) side[i] = i < count ? lines(i * x.row) : E{0};
+      for (Index i = 0; i < count; ++i) side[i] = lines(i * x.row);
     }
   }
 }
 
-/// C (+)= A B of R packed rows, of which `rows` are stored, and of V vectors of a packed panel.
+/// C (+)= A B of R rows, of which `rows` are stored, and of V vectors; packed, or as they lie.
 template <int R, int V, class E>
-[[gnu::noinline]] void tile(Index rows, Index depth, const E* a, const E* b, MatrixRef<Sum<E>> c, Index columns,
-                            bool add) {
+[[gnu::noinline]] void tile(Index rows, Index depth, MatrixRef<const E> a, MatrixRef<const E> b, MatrixRef<Sum<E>> c,
+                            Index columns, bool add) {
   using T = Sum<E>;
   constexpr int N = kLanes<T>;
   Vector<T> sum[R][V];
@@ -102,7 +102,7 @@ template <int R, int V, class E>
       sum[r][v] = Vector<T>{};
       __builtin_prefetch(c.data + r * c.row + v * N, 1);
     }
-  add_products<R, V, E>(sum, a, 1, kRows, b, kPanel<E>, depth);
+  add_products<R, V, E>(sum, a.data, a.row, a.column, b.data, b.row, depth);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     if (r == rows) break;
@@ -119,7 +119,8 @@ template <int R, int V, class E>
 }
 /// The tile of that many rows, or of one more: there is one for each even number.
 template <int R = kRows, class E>
-void tile_of(Index rows, Index depth, const E* a, const E* b, MatrixRef<Sum<E>> c, Index columns, bool add) {
+void tile_of(Index rows, Index depth, MatrixRef<const E> a, MatrixRef<const E> b, MatrixRef<Sum<E>> c, Index columns,
+             bool add) {
   if constexpr (R > 2)
     if (rows <= R - 2) return tile_of<R - 2>(rows, depth, a, b, c, columns, add);
   if (columns > kLanes<E>) tile<R, kVectors>(rows, depth, a, b, c, columns, add);
@@ -140,7 +141,8 @@ template <class E> void few_rows(const CpuProduct<Stored<E>>& x) {
     const Index columns = least(kFewAcross, x.n - j0);
     for (Index p = 0; p < x.k; p += kDepth * kTerms<E>) {
       const Index depth = least(kDepth * kTerms<E>, x.k - p);
-      __builtin_memset(sums, 0, sizeof sums);
+      for (Index r = 0; r < x.m; ++r)
+        for (Index j = 0; j < columns; j += kLanes<T>) vector_at(sums[r] + j) = Vector<T>{};
       const auto rows_of_b = [&]<int... I>(Index at, std::integer_sequence<int, I...>) {
         const Terms<E> right[]{Terms<E>(x.b.data + p * x.b.row + j0, x.b.row, at + I, depth)...};
         for (Index r = 0; r < x.m; ++r) {
@@ -166,21 +168,28 @@ template <class E> void few_rows(const CpuProduct<Stored<E>>& x) {
 
 template <class E> void tiled(const CpuProduct<Stored<E>>& x, E* right) {
   alignas(64) E left[kDepth * kRows + kLanes<E>];
+  constexpr Index kSize = sizeof(E), kInL1 = 16384 / kSize;
+  const bool small = !kPacked<E> && x.k <= kDepth && x.m * x.k <= kInL1 && x.k * x.n <= kInL1;
+  const bool aligned = x.b.column == 1 && (x.b.row | reinterpret_cast<Index>(x.b.data) / kSize) % kLanes<E> == 0;
   for (Index j0 = 0; j0 < x.n; j0 += kAcross<E>)
     for (Index p = 0; p < x.k; p += kDepth * kTerms<E>) {
       const Index across = least(kAcross<E>, x.n - j0), depth = least(kDepth * kTerms<E>, x.k - p),
                   deep = packed<E>(depth);
       for (Index i = 0, rows = 0; i < x.m; i += rows) {
         rows = next_rows(x.m - i);
-        pack<kRows, E>({x.a.data + i * x.a.row + p * x.a.column, x.a.row, x.a.column}, rows, x.m - i - rows, depth,
-                       left);
+        const Stored<E>* const a = x.a.data + i * x.a.row + p * x.a.column;
+        MatrixRef<const E> a_here{reinterpret_cast<const E*>(a), x.a.row, x.a.column}, b_here;
+        if (!small || rows % 2 != 0)  // a tile reads an even number of rows
+          pack<kRows, E>({a, x.a.row, x.a.column}, rows, x.m - i - rows, depth, left), a_here = {left, 1, kRows};
         for (Index j = 0; j < across; j += kPanel<E>) {
           const Index columns = least(kPanel<E>, across - j);
           E* const panel = right + (rows < x.m ? j * deep : 0);  // where nobody comes after, all take one place, in L1
-          if (i == 0)
-            pack<kPanel<E>, E>({x.b.data + p * x.b.row + (j0 + j) * x.b.column, x.b.column, x.b.row}, columns,
-                               across - j - columns, depth, panel);
-          tile_of(rows, deep, left, panel, {x.c.data + i * x.c.row + j0 + j, x.c.row, 1}, columns, x.add || p > 0);
+          const Stored<E>* const b = x.b.data + p * x.b.row + (j0 + j) * x.b.column;
+          const bool packs = !small || !aligned || columns % kLanes<E> != 0;
+          b_here = {packs ? panel : reinterpret_cast<const E*>(b), packs ? kPanel<E> : x.b.row, 1};
+          if (i == 0 && packs)
+            pack<kPanel<E>, E>({b, x.b.column, x.b.row}, columns, across - j - columns, depth, panel);
+          tile_of(rows, deep, a_here, b_here, {x.c.data + i * x.c.row + j0 + j, x.c.row, 1}, columns, x.add || p > 0);
         }
       }
     }

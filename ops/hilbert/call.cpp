@@ -54,8 +54,8 @@ Index branch_count(const Plan& plan) {
   return static_cast<Index>(n);
 }
 
-std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch) {
-  std::map<std::int32_t, std::vector<std::int32_t>> out;
+Users users(const Plan& plan, Index branch) {
+  Users out;
   for (Index h = 0; h < plan.heads(); ++h) {
     const auto tilings = plan.tilings_of(h);
     for (Index i = 0; i < std::ssize(tilings); ++i)
@@ -94,8 +94,8 @@ kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tens
 }
 /// Branch by branch, as the online softmax merges them. Where all branches of a chain have one
 /// tiling that joins them, that makes what is of queries.
-std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> parts, const Tensor& q, bool chain) {
-  std::vector<TilingPass> passes;
+detail::List<TilingPass> passes_over(const Call& call, std::span<const PlanPart> parts, const Tensor& q, bool chain) {
+  detail::List<TilingPass> passes;
   const Tiling* const joined =
       chain ? joined_tiling(parts[0].memo, parts[0].tilings, call.plan->tilings_of(0)) : nullptr;
   if (joined)
@@ -211,7 +211,7 @@ BackwardRun decide_backward(const Call& call, const BackwardInputs& x, const Sha
   // which share no rows, do not count together.
   std::map<std::pair<const PlanPart*, std::int32_t>, Index> passes_of;
   for (TilingPass& p : passes_over(call, parts, x.q, run.chain)) {
-    std::vector<std::int32_t> kv_heads = p.heads;
+    Heads kv_heads = p.heads;
     for (std::int32_t& h : kv_heads) h = narrow(h / (call.heads() / call.kv_heads));
     kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
     for (const std::int32_t h : kv_heads) ++passes_of[{x.q.device().is_cuda() ? p.part : nullptr, h}];

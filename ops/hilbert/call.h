@@ -44,12 +44,14 @@ Tensor in_rows(const Tensor& x);
 /// The most tilings that any head merges.
 Index branch_count(const Plan& plan);
 /// The heads that use each tiling of a part as their branch number `branch`; negative: as any.
-std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch);
+using Heads = detail::List<std::int32_t>;
+using Users = std::map<std::int32_t, Heads, std::less<>, detail::Recycled<std::pair<const std::int32_t, Heads>>>;
+Users users(const Plan& plan, Index branch);
 /// What a kernel goes over at once: a tiling of a part, for the heads that have it as one branch.
 struct TilingPass {
   const PlanPart* part;
   const Tiling* tiling;
-  std::vector<std::int32_t> heads;
+  Heads heads;
   bool first = true, last = true;    // of the branches that are merged
   bool queries = true, keys = true;  // whose sums it makes: forward and dQ, dK and dV
   /// The row of the batch that it is of; none: of all rows, or where the part's places say.
@@ -143,7 +145,7 @@ struct BackwardRun {
   struct Pass : TilingPass {
     kernels::Decision how = {};
   };
-  std::vector<Pass> passes;
+  detail::List<Pass> passes;
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
   bool chain = false;  // sums go from pass to pass, the last of which writes dq, dk and dv

@@ -155,7 +155,7 @@ int modes(int repeats) {
     for (std::size_t i = 0; i < 3; ++i) tape.watch(x[i]);
     Tensor o;
     forward_ms = events.ms([&] { o = attention(x[0], x[1], x[2], plan, options); });
-    saved = memory_stats(kGpu).saved;
+    saved = tape.saved_bytes();
     std::vector<Tensor> out{o};
     backward_ms = events.ms([&] {
       const Gradients g = tape.backward(o, x[3]);

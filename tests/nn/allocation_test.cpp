@@ -36,12 +36,12 @@ using heap::Of;
 
 /// What a process must not have more of after a failure than before.
 struct Held {
-  std::size_t live, saved;
+  std::size_t live;
   long heap;
   std::ptrdiff_t files;
   friend bool operator==(const Held&, const Held&) = default;
   friend std::ostream& operator<<(std::ostream& os, const Held& h) {
-    return os << h.live << " B of tensors, " << h.saved << " B saved, " << h.heap << " blocks, " << h.files << " files";
+    return os << h.live << " B of tensors, " << h.heap << " blocks, " << h.files << " files";
   }
 };
 Held held() {
@@ -58,7 +58,7 @@ Held held() {
   const MemoryStats s = memory_stats();
   const long heap = heap::blocks;
   using Entries = std::filesystem::directory_iterator;
-  return {s.live, s.saved, heap, std::distance(Entries("/proc/self/fd"), Entries())};
+  return {s.live, heap, std::distance(Entries("/proc/self/fd"), Entries())};
 }
 
 /// What the call throws while the n-th allocation fails; `met` if there was an n-th.

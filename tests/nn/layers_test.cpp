@@ -110,16 +110,17 @@ TEST(Linear, SaysWhatIsWrong) {
 
 TEST(Norms, AreTheirFormulas) {
   const Tensor x = noise({3, 2, 6}, 1);
-  for (const NormKind kind : {NormKind::layer, NormKind::rms})
+  for (const NormKind kind : {NormKind::layer, NormKind::rms, NormKind::plain})
     for (const bool bias : {true, false}) {
       const Norm norm = shaken(make_norm(kind, 6, bias, 0.01, DType::f64));
       EXPECT_EQ(bool(norm.bias), bias && kind == NormKind::layer);
+      EXPECT_EQ(bool(norm.weight), kind != NormKind::plain);
       expect_rows(norm(x), x, [&](const double* row, Index c) {
         double mean = 0, square = 0;
         if (kind == NormKind::layer)
           for (int i = 0; i < 6; ++i) mean += row[i] / 6;
         for (int i = 0; i < 6; ++i) square += (row[i] - mean) * (row[i] - mean) / 6;
-        return (row[c] - mean) / std::sqrt(square + 0.01) * norm.weight.data<double>()[c] +
+        return (row[c] - mean) / std::sqrt(square + 0.01) * (norm.weight ? norm.weight.data<double>()[c] : 1) +
                (norm.bias ? norm.bias.data<double>()[c] : 0);
       });
       const auto checked =
@@ -171,9 +172,9 @@ TEST(Embedding, PicksRows) {
 TEST(Layers, NamesAreReadAndProposed) {
   for (const Activation a : {Activation::gelu_tanh, Activation::gelu, Activation::relu, Activation::silu_gated})
     EXPECT_EQ(parse_activation(name_of(a)), a);
-  for (const NormKind k : {NormKind::layer, NormKind::rms}) EXPECT_EQ(parse_norm_kind(name_of(k)), k);
+  for (const NormKind k : {NormKind::layer, NormKind::rms, NormKind::plain}) EXPECT_EQ(parse_norm_kind(name_of(k)), k);
   EXPECT_EQ(error_of([] { (void)parse_norm_kind("rmss"); }),
-            "usage: norm: 'rmss' is not one of layer, rms; did you mean rms?");
+            "usage: norm: 'rmss' is not one of layer, rms, plain; did you mean rms?");
   EXPECT_EQ(error_of([] { (void)parse_activation("gelo"); }),
             "usage: activation: 'gelo' is not one of gelu_tanh, gelu, relu, silu_gated; did you mean gelu?");
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of four READMEs from the files in tests/bench/results.
+"""Writes the tables of four READMEs and of names.md from the files in tests/bench/results.
 
     tests/tools/figures.py            rewrite what stands between the markers
     tests/tools/figures.py --check    exit 1 if that would change anything
@@ -369,11 +369,26 @@ def routes(figures):
     return "\n".join(lines + ["", "Calls of bf16, 2 heads of 64, where they do not say otherwise."])
 
 
+def names(figures):
+    """The smallest model in Hilt and elsewhere, a name at a time."""
+    said = {"fused": "Hilt, fused", "taped": "Hilt, taped", "token": "Hilt, by token", "scalar": "scalar tape"}
+    lines = ["| | us | lowest | instructions | allocations | lines |", "|---|---:|---:|---:|---:|---:|"]
+    for f in figures:
+        counted = lambda key: f"{f[key]:,.0f}" if key in f else ""
+        us, lowest = (f"{f[key]:,.{0 if f[key] > 100 else 1}f}" for key in ("us", "lowest_us"))
+        lines.append(f"| {said.get(f['library'], f['library'])} | {us} | {lowest} | "
+                     f"{counted('instructions')} | {counted('allocations')} | {counted('lines')} |")
+    first, losses = figures[0], sorted({f"{f['mean_loss']:.4f}" for f in figures if 'mean_loss' in f})
+    return "\n".join(lines + [
+        "", f"{first['steps']:,} names, one thread; load {first['load']:.0f}. Mean loss: {', '.join(losses)}.",
+        f"`tests/bench/peers/names.py --beside build`, {first['machine']}, {first['date']}, commit {first['commit']}."])
+
+
 def table(name):
     if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "cpu_attention", "seeds", "ci", "deep",
-                "routes", "plans"):
+                "routes", "plans", "names"):
         file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name,
-            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep", "routes", "plans") else "h200")
+            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep", "routes", "plans", "names") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     r = json.loads((RESULTS / f"{name}.json").read_text())
     c, m = r["config"], r["machine"]
@@ -406,7 +421,7 @@ def wrapped(text):
 
 def main():
     changed = False
-    for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md",
+    for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md", RESULTS / "names.md",
                  ROOT / "ops/hilbert/kernels/README.md"):
         old = path.read_text()
         new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)",

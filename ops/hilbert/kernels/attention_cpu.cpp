@@ -180,8 +180,7 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
       for (std::int32_t i = begin; i < end; ++i) queries.store(i);
     }
   };
-  if (tasks.workers == 1) work(0, 1);  // nobody to share with
-  else parallel_for(tasks.workers, 1, work);
+  parallel_for(tasks.workers, 1, work);
 }
 
 void delta_of_rows(Cuda, const DeltaPass& x) {

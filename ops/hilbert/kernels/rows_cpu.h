@@ -148,8 +148,9 @@ template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T
   constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
   Vector<E> line{};
   if constexpr (kPacked<E> || std::is_same_v<T, E>) {
-    if (count >= kWhole) __builtin_memcpy(&line, from, sizeof line);
-    else __builtin_memcpy(&line, from, static_cast<std::size_t>(count) * sizeof(T));
+#pragma GCC unroll 6
+    for (Index part = kWhole, d = 0; part > 0; part /= 2)  // by halves: count is known to the compiler where it is all
+      if (count & part) __builtin_memcpy(reinterpret_cast<T*>(&line) + d, from + d, part * sizeof(T)), d += part;
   } else {
     E wide[kWhole] = {};
     if (count >= kWhole)

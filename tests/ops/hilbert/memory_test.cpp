@@ -281,14 +281,12 @@ TEST(AttentionMemory, WithoutATapeOnlyTheOutputLives) {
     {
       const Tensor o = attention(q, k, v, plan, options);
       EXPECT_EQ(memory_stats().live - before.live, o.bytes());
-      EXPECT_EQ(memory_stats().saved, before.saved);
     }
     {
       Tape tape;  // listens, but nothing is watched
       const Tensor o = attention(q, k, v, plan, options);
       EXPECT_EQ(tape.size(), 0u);
       EXPECT_EQ(tape.saved_bytes(), 0u);
-      EXPECT_EQ(memory_stats().saved, before.saved);
       EXPECT_EQ(memory_stats().live - before.live, o.bytes());
     }
     {
@@ -303,7 +301,6 @@ TEST(AttentionMemory, WithoutATapeOnlyTheOutputLives) {
       const Tape::Pause pause;
       const Tensor o = attention(q, k, v, plan, options);
       EXPECT_EQ(tape.size(), 0u);
-      EXPECT_EQ(memory_stats().saved, before.saved);
     }
     EXPECT_EQ(memory_stats().live, before.live);
   }
@@ -328,7 +325,6 @@ TEST(AttentionMemory, StepsDoNotGrow) {
     const int steps = mode == Backward::fused ? scaled(10000, 500) : scaled(1000, 200);
     for (int i = 0; i < steps; ++i) step();
     EXPECT_EQ(memory_stats().live, before.live);
-    EXPECT_EQ(memory_stats().saved, before.saved);
     EXPECT_EQ(memory_stats().from_system, before.from_system);
     EXPECT_LT(mallinfo2().uordblks, heap + 100'000) << name_of(mode);
   }
