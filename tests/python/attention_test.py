@@ -31,7 +31,7 @@ FAMILIES = {
     "neighborhood3d": {"order": "hilbert:4x2x2", "pattern": "neighborhood3d:3x1x1"},
     "blocks": {"pattern": "blocks:4@local:1"},
     "union": {"pattern": "slide:1|blocks:4@global_local:1:0"},
-    "documents": {"pattern": "segment:4", "documents": [5, (2, 3)]},
+    "documents": {"pattern": "segment:4", "documents": [5, (2, 3), ...]},
 }
 
 
@@ -443,6 +443,25 @@ class Queries(unittest.TestCase):
         self.assertIn("queries=range(3, 8)", repr(plan))
 
 
+    def test_of_another_sequence(self):
+        """A q longer than its keys, by the shapes alone: dense, against the definition, with what goes with it."""
+        q, _, _ = support.inputs(20, heads=4, batch=2)
+        _, k, v = support.inputs(7, heads=4, kv_heads=2, batch=2, seed=3)
+        add = torch.zeros(2, 1, 1, 7, dtype=torch.float64)
+        add[0, ..., 5:] = -float("inf")  # keys that are padding, as a row that all queries share
+        want, want_lse = support.attention(q, k, v, torch.ones(20, 7, dtype=torch.bool), add=add)
+        want_d = torch.autograd.grad(want.sin().sum() + want_lse.sum(), [q, k, v])
+        for mode in MODES:
+            o, lse = hilt.attention(q, k, v, bias=add, backward=mode, order="hilbert", return_lse=True)
+            torch.testing.assert_close(o, want)
+            for a, b in zip(torch.autograd.grad(o.sin().sum() + lse.sum(), [q, k, v]), want_d):
+                torch.testing.assert_close(a, b)
+        for options, text in (({"causal": True}, "neither causal"), ({"documents": [7]}, "documents"),
+                              ({"pattern": "slide:2"}, "know dense alone, got slide:2"), ({"alibi": True}, "alibi: ")):
+            with self.assertRaisesRegex(hilt.Error, text):
+                hilt.attention(q, k, v, **options)
+
+
 class Orders(unittest.TestCase):
     """An order as a value: one plan, and a permutation with each call."""
 
@@ -564,8 +583,8 @@ class Plans(unittest.TestCase):
             self.assertEqual(hilt.plan(16, causal=flag), hilt.plan(16, causal=word))
 
     def test_documents(self):
-        rows = [[5, (2, 3)], [(3, 3), 2]]
-        self.assertEqual(hilt.plan(16, documents=rows), hilt.plan(16, documents="5,2x3/3x3,2"))
+        rows = [[5, (2, 3), ...], [(3, 3), 2, ...]]
+        self.assertEqual(hilt.plan(16, documents=rows), hilt.plan(16, documents="5,2x3,.../3x3,2,..."))
         x = support.inputs(16, batch=2, grad=False)
         o = hilt.attention(*x, documents=rows, pattern="segment:4")
         alone = hilt.attention(*[t[1:, 9:11] for t in x], pattern="segment:4")

@@ -58,11 +58,11 @@ Tensor of_torch(nb::handle x, bool whole) {
   const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
   Shape shape;
   Strides strides{};
-  const auto rank = static_cast<std::size_t>(PyTuple_GET_SIZE(extents.ptr()));
+  const auto rank = nb::len(extents);
   Index last = 0;
   for (std::size_t i = 0; i < rank; ++i) {
-    shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(extents.ptr(), static_cast<Py_ssize_t>(i))));
-    strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(i)));
+    shape.push_back(PyLong_AsLongLong(PyTuple_GetItem(extents.ptr(), static_cast<Py_ssize_t>(i))));
+    strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps.ptr(), static_cast<Py_ssize_t>(i)));
     last += (shape[-1] - 1) * strides[i];
   }
   const DType dtype = dtype_of_torch(x.attr(names().dtype), whole);
