@@ -560,10 +560,10 @@ class Plans(unittest.TestCase):
         told = inspect.signature(hilt.attention).parameters
         settings = {name: choices for name, _, choices in _hilt.settings}
         for name in set(told) - {"q", "k", "v", "plan", "return_lse"}:
-            self.assertIn(f"\n    {name} ", hilt.attention.__doc__)
+            self.assertIn(f"\n{name} ", hilt.attention.__doc__)
             if name in _hilt.defaults:
                 self.assertIsNone(told[name].default)
-                self.assertIn(f"(default {_hilt.defaults[name]})", hilt.attention.__doc__)
+                self.assertIn(f"(default {_hilt.defaults[name]})", " ".join(hilt.attention.__doc__.split()))
             if settings.get(name):
                 self.assertIn(_hilt.defaults.get(name, told[name].default), settings[name])
 

@@ -181,10 +181,8 @@ class Plan:
         at = [divmod(t, width) for t in tokens if t < width * height]
         walk = " ".join([f"{(x + 0.5) * step:.1f},{(y + 0.5) * step:.1f}" for y, x in at])
         size = f'width="{cell:.2f}" height="{cell:.2f}"'
-        seen = []  # of each cell at most 4 x 4 pairs
-        for i in range(cells):
-            run = tokens[i * self.length // cells : (i + 1) * self.length // cells]
-            seen.append(run[:: max(1, len(run) // 4)])
+        runs = [tokens[i * self.length // cells : (i + 1) * self.length // cells] for i in range(cells)]
+        seen = [run[:: max(1, len(run) // 4)] for run in runs]  # of each cell at most 4 x 4 pairs
         dark = ""
         for i, j in itertools.product(range(cells), range(cells)):
             pairs = [self.native.attends(head, t, u) > 0 for t in seen[i] for u in seen[j]]
@@ -334,7 +332,7 @@ def _heads_first(layout):
 
 def _swapped(x):
     """The other layout of a tensor of rank 4; what is none is refused where it is used."""
-    return x.swapaxes(1, 2) if hasattr(x, "swapaxes") and len(x.shape) == 4 else x
+    return x.swapaxes(1, 2) if len(getattr(x, "shape", ())) == 4 else x
 
 
 def _described(doc, names):
@@ -342,7 +340,8 @@ def _described(doc, names):
     default = {n: f" (default {word})" for n, word in _DEFAULTS.items()}
     rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}{default.get(n, '')}"
             for n, help, c in _hilt.settings if n in names]
-    return doc.replace("{settings}", "\n    ".join([textwrap.fill(r, 116, subsequent_indent=" " * 19) for r in rows]))
+    table = "\n".join([textwrap.fill(r, 112, subsequent_indent=" " * 15) for r in rows])
+    return inspect.cleandoc(doc).replace("{settings}", table)  # as Python itself does from 3.13
 
 
 if attention.__doc__:  # not under -OO
@@ -380,11 +379,7 @@ def order_of_points(points, kind="hilbert", bits=16, documents=None):
     take the axes in reverse order. documents: the points of each, one after the other, which stay apart."""
     lengths = [] if documents is None else [_whole("documents", n, 1) for n in documents]
     kind = str.__str__(kind) if isinstance(kind, str) else _refuse("kind", kind, "a str")
-    order = _hilt.order_of_points(_lent(points), kind, _whole("bits", bits, 0, 99), lengths)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(points, torch.Tensor):
-        return torch.from_dlpack(order)
-    return _like(points, order)
+    return _like(points, _hilt.order_of_points(_lent(points), kind, _whole("bits", bits, 0, 99), lengths))
 
 
 def _native(plan, settings, how, q, k, layout="blhd"):

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack
 
+from . import attention as hilt_attention
 from . import Error, Gradients, _asked, _documents, _hilt, _native, _plan, _refuse, _words
 
 # Whether torch.func's grad, vmap and so on are at work, from torch 2.0: then a tensor may have no memory.
@@ -136,6 +137,35 @@ def attention(asked, layout, tensors, return_lse):
     return _forward(call, seed, return_lse, tensors)
 
 
+# ---- as torch's own function, for models of others ------------------------------------------------------------------
+
+def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **options):
+    """torch's function of that name, [B, H, L, D] in and out; `options` are those of hilt.attention. Dropout's seed
+    comes from torch's generator."""
+    rows, dim, wide = query.shape[-2], query.shape[-1], value.shape[-1]
+    if dropout_p:
+        options.update(dropout=dropout_p, seed=int(torch.randint(2**63 - 1, ())))
+    if is_causal:  # torch counts both from the first, Hilt from the last
+        key, value, options["causal"] = key[:, :, :rows], value[:, :, :rows], True
+        attn_mask = None if attn_mask is None else attn_mask[..., :rows]
+    if attn_mask is not None:
+        options["bias"] = as_bias(attn_mask, query)
+    if wide != dim:
+        scale = dim**-0.5 if scale is None else scale
+        query, key, value = [torch.nn.functional.pad(x, (0, max(dim, wide) - x.shape[3])) for x in (query, key, value)]
+    return hilt_attention(query, key, value, scale=scale, layout="bhld", **options)[..., :wide]
+
+
+def as_bias(mask, q):
+    """What a mask adds to scores; what it repeats stays one."""
+    for axis in range(mask.dim()):
+        if mask.stride(axis) == 0:
+            mask = mask.narrow(axis, 0, 1)
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -float("inf"))
+    return mask.to(q.dtype)
+
+
 # ---- the registered op: words in one text, and what may change from call to call as numbers --------------------------
 
 
@@ -169,9 +199,7 @@ def _flat(order, pattern, causal, dilation_mode, documents, queries, plan, backw
     return places, torch.stack(changing) if changing else None, text, lengths, rows, of_plan, seed
 
 
-@functools.lru_cache(maxsize=256)
-def _read(text):
-    return ast.literal_eval(text)
+_read = functools.lru_cache(maxsize=256)(ast.literal_eval)
 
 
 def _op_call(q, k, slopes, places, changing, text, lengths, rows, of_plan, seed):
