@@ -45,7 +45,14 @@ def attention(
     return_lse: Literal[False] = False, layout: _Layout | None = None,
 ) -> _T: ...
 @overload
-def attention(q: _T, k: _T, v: _T, *, return_lse: Literal[True], **options: Any) -> tuple[_T, _T]: ...
+def attention(
+    q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
+    dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
+    softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
+    dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
+    return_lse: Literal[True], layout: _Layout | None = None,
+) -> tuple[_T, _T]: ...
 
 class Gradients(NamedTuple):
     q: Any; k: Any; v: Any; alibi: Any; relative: Any; bias: Any; sink: Any
@@ -56,5 +63,4 @@ def attention_vjp(
     permutation: _Tensor | None = None, layout: _Layout | None = None, **options: Any,
 ) -> Gradients: ...
 def order_of_points(
-    points: _T, kind: str = "hilbert", bits: int = 16, documents: Iterable[int] | None = None,
-) -> Any: ...
+    points: _T, kind: str = "hilbert", bits: int = 16, documents: Iterable[int] | None = None) -> Any: ...

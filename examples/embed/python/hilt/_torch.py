@@ -158,9 +158,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
 
 def as_bias(mask, q):
     """What a mask adds to scores; what it repeats stays one."""
-    for axis in range(mask.dim()):
-        if mask.stride(axis) == 0:
-            mask = mask.narrow(axis, 0, 1)
+    mask = mask[tuple([slice(0, 1) if step == 0 else slice(None) for step in mask.stride()])]
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -float("inf"))
     return mask.to(q.dtype)

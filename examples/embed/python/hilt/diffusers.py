@@ -14,7 +14,6 @@ class _Instead(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@functools.lru_cache(maxsize=None)
 def _by_hilt(processor):
     @functools.wraps(processor.__call__)  # diffusers reads its signature
     def call(*args, **kwargs):

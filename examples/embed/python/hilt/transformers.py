@@ -50,8 +50,8 @@ def _options(found, padding, rows, keys, first):
     """Those of a mask of `rows` queries, the first of them at key `first`; None where there are none."""
     causal, options = "causal_mask_function" in found, {}
     behind, around = [found.get(f"sliding_window_{name}") for name in ("overlay", "bidirectional_overlay")]
-    packed = found.get("packed_sequence_mask_function")
-    if behind and (around or not causal) or not packed and "remap_positions_for_packed_sequence" in found:
+    packed = found.get("packed_sequence_mask_function", {}).get("packed_sequence_mask")
+    if behind and (around or not causal) or packed is None and "remap_positions_for_packed_sequence" in found:
         return None
     if behind or around:
         options["pattern"] = f"slide:{behind['sliding_window'] - 1 if behind else around['sliding_window']}"
@@ -59,12 +59,11 @@ def _options(found, padding, rows, keys, first):
         options["causal"] = True
     if options and rows != keys:  # else they may be of another sequence
         options["queries"] = range(first, first + rows)
-    if packed:
-        counts = [torch.unique_consecutive(row, return_counts=True)[1] for row in packed["packed_sequence_mask"]]
-        options["documents"] = [n.tolist() for n in counts]
+    if packed is not None:
+        options["documents"] = [torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in packed]
     if padding is not None and not padding.all():
         documents = [_runs(row) for row in padding]
-        if causal and not packed and None not in documents:
+        if causal and packed is None and None not in documents:
             options["documents"], options["seen"] = documents, padding[:, None, first : first + rows, None]
         else:  # a row of it is for all queries
             options["attn_mask"] = padding[:, None, None]
