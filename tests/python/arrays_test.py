@@ -183,6 +183,35 @@ class Arrays(unittest.TestCase):
         d = hilt.attention_vjp(q, k, v, d_o, **how)
         numpy.testing.assert_array_equal(d.k, hilt.attention_vjp(*[numpy.array(x) for x in (q, k, v, d_o)], **how).k)
 
+    def test_gradients_of_jax(self):
+        try:
+            import jax
+        except ImportError:
+            self.skipTest("no jax; pip install jax")
+        q, k, v, _ = [jax.numpy.asarray(x) for x in arrays("f4")]
+        bias = jax.numpy.ones((1, 2, 16, 16)).at[0, 1].set(0.5)
+
+        def loss(q, k, v, bias):
+            o, lse = hilt.attention(q, k, v, causal=True, bias=bias, return_lse=True)
+            return (o**2).sum() + lse.sum() + (hilt.attention(q, k, v, causal=True, layout="blhd") ** 2).sum()
+
+        def definition(q, k, v, bias):
+            def scores(add):
+                s = jax.numpy.einsum("bthd,buhd->bhtu", q, k) / 2 + add
+                return jax.numpy.where(jax.numpy.tri(16, dtype=bool), s, -jax.numpy.inf)
+
+            def squares(s):
+                return (jax.numpy.einsum("bhtu,buhd->bthd", jax.nn.softmax(s), v) ** 2).sum()
+
+            return squares(scores(bias)) + jax.nn.logsumexp(scores(bias), -1).sum() + squares(scores(0))
+
+        every = (0, 1, 2, 3)
+        for got, want in zip(jax.grad(loss, every)(q, k, v, bias), jax.grad(definition, every)(q, k, v, bias)):
+            numpy.testing.assert_allclose(got, want, atol=2e-5)
+        for transformed in (jax.jit(loss), jax.jit(jax.grad(loss)), jax.vmap(lambda *x: loss(*[t[None] for t in x]))):
+            with self.assertRaisesRegex(hilt.Error, "under jax.jit, vmap or scan there are no numbers yet; call it out"):
+                transformed(q, k, v, bias.repeat(2, 0))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -278,6 +278,9 @@ class Citizen(unittest.TestCase):
             "needs a seed": lambda: hilt.attention(q, k, v, dropout=0.1),
             "got [2, 3]": lambda: hilt.attention(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)),
             "torch.int64": lambda: hilt.attention(q.long(), k.long(), v.long()),
+            "float16; as a bias a mask is torch.where(mask, 0.0, -torch.inf)": lambda: hilt.attention(
+                q, k, v, bias=torch.ones(16, 16) > 0
+            ),
             "on meta": lambda: hilt.attention(q.to("meta"), k.to("meta"), v.to("meta")),
             "relative: table [3, 5] does not fit heads 2": lambda: hilt.attention(
                 q, k, v, relative=torch.ones(3, 5).double()

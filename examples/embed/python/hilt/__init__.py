@@ -133,19 +133,10 @@ class Plan:
         self.length, self.heads, self.settings = length, heads, settings  # those that a call without a plan has
         try:
             *words, documents, rows = settings
-            self.native = _hilt.Plan(length, heads, *words, _filled(documents, length), rows)
+            self.native = native = _hilt.Plan(length, heads, *words, _filled(documents, length), rows)
         except (TypeError, ValueError):
             raise Error("Plan: hilt.plan(..) makes one, from named arguments") from None
-        self.calls = {}  # by how they run, the last ones
-
-    def call(self, how):
-        """The native call of (backward, scale, softcap, published slopes, dropout)."""
-        call = self.calls.get(how)
-        if call is None:
-            if len(self.calls) == 256:
-                self.calls.clear()
-            call = self.calls[how] = _hilt.Call(self.native, *how)
-        return call
+        self.call = functools.lru_cache(maxsize=256)(lambda how: _hilt.Call(native, *how))
 
     def __eq__(self, other):
         return isinstance(other, Plan) and self.__reduce__() == other.__reduce__()
@@ -226,15 +217,9 @@ def _settings(order, pattern, causal, dilation_mode, documents, queries):
 
 
 def _words(order, pattern, causal, dilation_mode):
-    if causal is True or causal is False:
-        causal = "token" if causal else "none"
-    order = _DEFAULTS["order"] if order is None else order
-    pattern = _DEFAULTS["pattern"] if pattern is None else pattern
-    causal = _DEFAULTS["causal"] if causal is None else causal
-    dilation_mode = _DEFAULTS["dilation_mode"] if dilation_mode is None else dilation_mode
-    if type(order) is type(pattern) is type(causal) is type(dilation_mode) is str:
-        return order, pattern, causal, dilation_mode
-    return tuple([_word(*w) for w in zip(_DEFAULTS, (order, pattern, causal, dilation_mode))])
+    causal = ("token" if causal else "none") if type(causal) is bool else causal
+    words = zip(_DEFAULTS, (order, pattern, causal, dilation_mode))
+    return tuple([_DEFAULTS[n] if x is None else x if type(x) is str else _word(n, x) for n, x in words])
 
 
 def _rows(queries):
@@ -263,10 +248,8 @@ def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=
         _refuse("plan", plan, "what hilt.plan(..) gives")
     if type(backward) is not str:
         backward = _word("backward", backward)
-    if scale is not None and type(scale) is not float:
-        scale = _number("scale", scale)
-    if softcap is not None and type(softcap) is not float:
-        softcap = _number("softcap", softcap)
+    scale, softcap = [x if x is None or type(x) is float else _number(n, x)
+                      for n, x in (("scale", scale), ("softcap", softcap))]
     if type(dropout) is not float:
         dropout = _number("dropout", dropout)
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
@@ -304,6 +287,9 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
         order = "given"
     if type(return_lse) is not bool:
         _refuse("return_lse", return_lse, "True or False")
+    jax = sys.modules.get("jax")
+    if jax is not None and any([isinstance(x, jax.core.Tracer) for x in (q, k, v, alibi, relative, bias, sink)]):
+        return _by_jax(**locals())
     first = layout is not None and _heads_first(layout)
     if first:
         q, k, v = _swapped(q), _swapped(k), _swapped(v)
@@ -322,6 +308,25 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     if first:
         o = _swapped(o)
     return (o, lse) if return_lse else o
+
+
+def _by_jax(jax, unknown, **given):
+    """Under jax.grad: attention and attention_vjp as they are, on numbers, which other transformations have not."""
+    arrays = {n: given.pop(n) for n in Gradients._fields if hasattr(given[n], "shape")}
+
+    def run(arrays):
+        if any([isinstance(x, jax.core.Tracer) for x in arrays.values()]):
+            raise Error("attention: under jax.jit, vmap or scan there are no numbers yet; call it outside of them")
+        return attention(**arrays, **given)
+
+    def back(arrays, d):
+        asked = {**given, "d_o": d[0], "d_lse": d[1]} if given["return_lse"] else {**given, "d_o": d}
+        d = attention_vjp(**arrays, **{n: x for n, x in asked.items() if n != "return_lse"})
+        return ({n: getattr(d, n) for n in arrays},)
+
+    attend = jax.custom_vjp(run)
+    attend.defvjp(lambda arrays: (run(arrays), arrays), back)
+    return attend(arrays)
 
 
 def _heads_first(layout):

@@ -31,15 +31,11 @@ if hasattr(torch._C, "_cuda_getCurrentRawStream"):  # work on a GPU is torch's o
 
 def _taken(given):
     """Tensors that own the memory they were given, until torch lets go of them."""
-    return [None if x is None else from_dlpack(x.capsule()) for x in given]
+    return tuple([None if x is None else from_dlpack(x.capsule()) for x in given])
 
 
 def _forward(call, seed, with_lse, tensors):
     return _taken(_hilt.forward(call, seed, with_lse, tensors))
-
-
-def _attend(call, seed, *tensors):
-    return tuple(_forward(call, seed, True, tensors))
 
 
 def _gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors):
@@ -104,7 +100,8 @@ def _transformed(function, run, remember):
     return transformed
 
 
-_TransformedAttention = _transformed(_Attention, _attend, lambda ctx, i, output: _remember(ctx, *i[:2], i[2:], output))
+_TransformedAttention = _transformed(_Attention, lambda call, seed, *tensors: _forward(call, seed, True, tensors),
+                                     lambda ctx, i, output: _remember(ctx, *i[:2], i[2:], output))
 _TransformedGradients = _transformed(_Gradients, _gradients, lambda ctx, inputs, output: None)
 
 
@@ -147,9 +144,8 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
         options.update(dropout=dropout_p, seed=int(torch.randint(2**63 - 1, ())))
     if is_causal:  # torch counts both from the first, Hilt from the last
         key, value, options["causal"] = key[:, :, :rows], value[:, :, :rows], True
-        attn_mask = None if attn_mask is None else attn_mask[..., :rows]
     if attn_mask is not None:
-        options["bias"] = as_bias(attn_mask, query)
+        options["bias"] = as_bias(attn_mask, query)[..., : rows if is_causal else None]
     if wide != dim:
         scale = dim**-0.5 if scale is None else scale
         query, key, value = [torch.nn.functional.pad(x, (0, max(dim, wide) - x.shape[3])) for x in (query, key, value)]
@@ -222,7 +218,7 @@ if _OP:
     @torch.library.custom_op("hilt::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
     def _op(*inputs):
         call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
-        return _attend(call, seed, *inputs[:8])
+        return _forward(call, seed, True, inputs[:8])
 
     @_op.register_fake
     def _(q, *inputs):
