@@ -108,6 +108,7 @@ FetchContent_MakeAvailable(hilt)|' CMakeLists.txt
       expect 0 "cmake, $again" cmake -S . -B "$built" -DCMAKE_CXX_COMPILER="$CXX" \
         -DHILT_OPTIONS='-Dcuda=disabled;-Dmpi=disabled;-Disa=base;-Doptimization=0'
     done
+    ! grep -- '-isystem' "$built/CMakeFiles/embed.dir/flags.make" || fail 'headers that are links, as those of a system'
     expect 0 'ninja -n' ninja -C "$built/_deps/hilt-build/meson" -n libhilt.so.0.3 libhilt.a
     says out 'Linking target libhilt.so.0.3'
     if [[ -n ${HILT_DEEP-} ]]; then
