@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import os
+import pathlib
 import pickle
 import subprocess
 import threading
@@ -532,6 +533,17 @@ class Readme(unittest.TestCase):
         for block in blocks:
             if "scaled_dot_product" not in block or hasattr(torch.nn.functional, "scaled_dot_product_attention"):
                 exec(block, names)
+
+
+    def test_whose_default_is_which(self):
+        """The page says what programs and Python take where no order is named."""
+        examples = pathlib.Path(os.environ["SRC"]) / "examples"
+        attend = (examples / "help.txt").read_text().split("== attend\n")[1].split("\n==")[0]
+        order = attend[attend.index("--order") : attend.index("--pattern")]
+        self.assertIn("default hilbert)", " ".join(order.split()))
+        self.assertEqual(_hilt.defaults["order"], "row")
+        page = " ".join((examples / "embed/python/README.md").read_text().split())
+        self.assertIn("`row` order (of programs `hilbert`)", page)
 
 
 class Plans(unittest.TestCase):

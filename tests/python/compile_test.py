@@ -32,8 +32,7 @@ class Compiled(unittest.TestCase):
         for dtype in (torch.float64, torch.float32):
             q, k, v = support.inputs(16, heads=4, kv_heads=2, dtype=dtype)
             bias = torch.randn(16, 16, dtype=dtype, requires_grad=True)
-            text = repr(("row", "slide:2", "token", "all_queries", None, "fused", None, None, False, 0.0, None))
-            asked = (None, None, text, [], None, None, None)
+            asked = support.asked(pattern="slide:2", causal=True)
             torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, bias, None, None, *asked))
             with torch.no_grad():
                 o, lse = torch.ops.hilt.attention(q, k, v, None, None, bias, None, None, *asked)
