@@ -4,7 +4,7 @@
 set -euo pipefail
 [[ ${HILT_DEEP-} ]] || { echo "HILT_DEEP=1 builds the wheel by pip, and installs torch twice"; exit 77; }
 pythons=()
-for python in ${HILT_PYTHONS:-python3.{12..16}}; do
+for python in ${HILT_PYTHONS:-python3.12 python3.13 python3.14 python3.15}; do
   ! "$python" -c 'import ensurepip, sys; sys.exit("t" in sys.abiflags)' 2>/dev/null || pythons+=("$python")
 done
 ((${#pythons[@]})) || { echo "no CPython from 3.12 on; HILT_PYTHONS names one"; exit 77; }
