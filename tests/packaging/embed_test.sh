@@ -14,7 +14,8 @@ mv "$scratch"/stage/*/* "$scratch/moved here" # prefix is somewhere below
 prefix=$(dirname "$(dirname "$(find "$scratch/moved here" -path '*/include/hilt' -type d)")")
 libdir=$(dirname "$(find "$prefix" -name libhilt.a)")
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
-(($(du -sm "$prefix" | cut -f1) <= 15)) || fail "what is installed has $(du -sh "$prefix" | cut -f1)B"
+grep -q 'kHasCuda = true' "$prefix/include/hilt/core/config.h" || (($(du -sm "$prefix" | cut -f1) <= 15)) ||
+  fail "$(du -sh "$prefix" | cut -f1)B are installed; in a build directory of before: meson configure -Dstrip=true"
 
 # prints PROGRAM..: the output that main.cpp promises.
 sed -n '/^\/\/ Prints:$/,/^[^/]/p' main.cpp | sed -n 's|^//   ||p' >"$scratch/promised"
