@@ -123,9 +123,10 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
 
 PlanPtr plan_of_queries(const PlanPtr& plan, Index count) {
   check(plan != nullptr, "attention: no plan; make one with make_plan");
-  if (plan->spec().queries || plan->spec().cross || count >= plan->length()) return plan;
+  if (plan->spec().queries || plan->spec().cross || count == plan->length()) return plan;
   PlanSpec spec = plan->spec();
-  spec.queries = query_run(plan->length() - count, count);
+  if (count > spec.length) spec.cross = count;
+  else spec.queries = query_run(spec.length - count, count);
   return make_plan(spec);
 }
 

@@ -57,7 +57,7 @@ void clear_attention_routes();                          // those of this thread
 
 /// o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'],  h' = h
 /// / (H / Hk). q: [B, L, H, D]; k, v: [B, L, Hk, D]; any strides. q may have fewer rows: those that
-/// PlanSpec::queries names, without it the last.
+/// PlanSpec::queries names, without it the last. With more it is PlanSpec::cross.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                  const AttentionOptions& options = {});
 /// The same from one packed projection [B, L, 3, H, D].
@@ -100,7 +100,7 @@ struct RowWeights {
 std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, const PlanPtr& plan,
                                           std::span<const Index> rows, const AttentionOptions& options = {});
 
-/// The plan of a call with `count` rows of q: where `plan` has more, that of its last ones.
+/// The plan of a call with `count` rows of q: where `plan` has more, of its last; fewer, a cross.
 PlanPtr plan_of_queries(const PlanPtr& plan, Index count);
 
 /// X along the order, and back: y[:, i] = x[:, token_at[i]]; each is the other's backward.

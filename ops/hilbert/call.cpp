@@ -11,7 +11,8 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
   for (const Tensor* x : {&q, &k, &v})
     check(bool(*x) && x->rank() == 4, op, ": q, k and v must be [batch, length, heads, dim], got ", q.shape(), ", ",
           k.shape(), ", ", v.shape());
-  check(k.shape() == v.shape(), op, ": k ", k.shape(), " and v ", v.shape(), " must have one shape");
+  check(k.shape() == v.shape(), op, ": k ", k.shape(), " and v ", v.shape(), " must have one shape",
+        k.dim(3) == v.dim(3) ? "" : "; pad the narrower head dim with zeros, and name the scale");
   check(q.dim(0) == k.dim(0) && (q.dim(1) == k.dim(1) || queries != keys) && q.dim(3) == k.dim(3), op, ": q ",
         q.shape(), " and k ", k.shape(), " must agree in batch, length and dim");
   check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), op, ": q is ", q.dtype(), ", k ", k.dtype(), ", v ",

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The project of examples/embed by each build system, as a user would build it: against a copy of the installed tree
 # that lies elsewhere than it was configured for, shared and static, and with the source tree as a Meson subproject.
-# embed_test.sh make|cmake|meson; 77 if that tool is not here.
+# embed_test.sh make|cmake|fetch|meson; 77 if that tool is not here.
 . "$(dirname "$0")/common.sh"
 tool=$1
-command -v "$tool" >/dev/null || { echo "no $tool here"; exit 77; }
+command -v "${tool/fetch/cmake}" >/dev/null || { echo "no ${tool/fetch/cmake} here"; exit 77; }
 
 cp -r "$SRC/examples/embed/project" "$scratch/project"
 cd "$scratch/project"
@@ -14,6 +14,8 @@ mv "$scratch"/stage/*/* "$scratch/moved here" # prefix is somewhere below
 prefix=$(dirname "$(dirname "$(find "$scratch/moved here" -path '*/include/hilt' -type d)")")
 libdir=$(dirname "$(find "$prefix" -name libhilt.a)")
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
+grep -q 'kHasCuda = true' "$prefix/include/hilt/core/config.h" || (($(du -sm "$prefix" | cut -f1) <= 15)) ||
+  fail "$(du -sh "$prefix" | cut -f1)B are installed; in a build directory of before: meson configure -Dstrip=true"
 
 # prints PROGRAM..: the output that main.cpp promises.
 sed -n '/^\/\/ Prints:$/,/^[^/]/p' main.cpp | sed -n 's|^//   ||p' >"$scratch/promised"
@@ -51,6 +53,15 @@ case $tool in
     uses_static ./embed
     prints ./embed
 
+    # In place: the build directory, by the file that Meson writes for it.
+    in_place=(env "PKG_CONFIG_PATH=$BUILD/meson-uninstalled")
+    expect 0 'make clean' make clean
+    expect 0 'make, not installed' "${in_place[@]}" make CXX="$CXX"
+    prints env LD_LIBRARY_PATH="$BUILD" ./embed
+    expect 0 'make clean' make clean
+    expect 0 'make STATIC=1, not installed' "${in_place[@]}" make CXX="$CXX" STATIC=1
+    prints ./embed
+
     # Headers of one version, library of another.
     sed -i 's/kVersion = "[^"]*"/kVersion = "0.0.9"/' "$prefix/include/hilt/core/config.h"
     expect 0 'make clean' make clean
@@ -85,6 +96,32 @@ END
     for answer in "${VERSION%.*}: 1" "$VERSION: 1" '0.1: 0' '0.9: 0' '1: 0' "${VERSION%.*}.99: 0"; do
       says out "asked for $answer"
     done
+    ;;
+  fetch)
+    # As a part of another CMake project: how it is set up; the whole library again only where HILT_DEEP is set.
+    sed -i 's|find_package(hilt .*|include(FetchContent)\
+FetchContent_Declare(hilt SOURCE_DIR "'"$SRC"'" SOURCE_SUBDIR core/install)\
+FetchContent_MakeAvailable(hilt)|' CMakeLists.txt
+    printf '%s\n' 'add_executable(static main.cpp)' 'target_link_libraries(static PRIVATE hilt::hilt_static)' \
+      >>CMakeLists.txt
+    built=$scratch/built
+    for again in first second; do
+      expect 0 "cmake, $again" cmake -S . -B "$built" -DCMAKE_CXX_COMPILER="$CXX" \
+        -DHILT_OPTIONS='-Dcuda=disabled;-Dmpi=disabled;-Disa=base;-Doptimization=0'
+    done
+    ! grep -- '-isystem' "$built/CMakeFiles/embed.dir/flags.make" || fail 'headers that are links, as those of a system'
+    expect 0 'ninja -n' ninja -C "$built/_deps/hilt-build/meson" -n libhilt.so.0.3 libhilt.a
+    says out 'Linking target libhilt.so.0.3'
+    if [[ -n ${HILT_DEEP-} ]]; then
+      expect 0 'cmake --build' cmake --build "$built"
+      uses_shared "$built/embed"
+      prints "$built/embed"
+      uses_static "$built/static"
+      prints "$built/static"
+    fi
+    expect 1 'cmake, a wrong option of Meson' cmake -S . -B "$scratch/wrong" -DCMAKE_CXX_COMPILER="$CXX" \
+      -DHILT_OPTIONS=-Disa=fast
+    says err 'hilt: meson setup failed'
     ;;
   meson)
     expect 0 'meson setup, installed' meson setup installed -Dwarning_level=3 -Dwerror=true

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest
 import zipfile
+from unittest import mock
 
 BACKEND = pathlib.Path(os.environ["SRC"]) / "examples/embed/python/backend.py"
 TOOL = """#!/bin/sh
@@ -20,7 +21,7 @@ case $0 in
     eval "directory=\\${$(($# - 1))}"
     mkdir -p "$directory"
     touch "$directory/build.ninja" ;;
-  */ninja) mkdir -p "$2/examples/embed/python"; echo module >"$2/$4" ;;
+  */ninja) mkdir -p "$2/examples/embed/python"; echo module >"$2/$3"; echo "[1/1] Compiling C++ object $3.o" ;;
 esac
 """
 
@@ -63,8 +64,10 @@ class Pip(unittest.TestCase):
         self.assertEqual((status, self.asked()), (0, []), name)
         text = (self.scratch / name / "METADATA").read_text()
         self.assertIn(f"\nName: hilt\nVersion: {os.environ['VERSION']}\n", text)
-        status, wheel = self.call("build_wheel", str(self.scratch))
-        self.assertEqual(status, 0, wheel)
+        status, said = self.call("build_wheel", str(self.scratch))
+        self.assertEqual(status, 0, said)
+        self.assertIn("hilt: compiling 1 files with ", said)
+        wheel = said.splitlines()[-1]
         with zipfile.ZipFile(self.scratch / wheel) as archive:
             self.assertEqual(archive.read(f"{name}/METADATA").decode(), text)
             self.assertIn("hilt/__main__.py", archive.namelist())
@@ -96,11 +99,24 @@ class Pip(unittest.TestCase):
         kept = {"HILT_PYTHON_BUILD": str(self.scratch / "kept"), "HILT_PYTHON_OPTIONS": "-Disa=base"}
         for again in (False, True):
             self.assertEqual(self.call("build_wheel", str(self.scratch), **kept)[0], 0)
-            meson, ninja = self.asked()
+            meson, counted, ninja = self.asked()
             self.assertEqual("--reconfigure" in meson.split(), again, meson)
             self.assertEqual(meson.split()[-2:], [kept["HILT_PYTHON_BUILD"], str(BACKEND.parents[3])])
             self.assertIn(" -Disa=base ", meson)
-            self.assertTrue(ninja.startswith(f"ninja -C {kept['HILT_PYTHON_BUILD']} -j"), ninja)
+            self.assertIn(f"ninja -C {kept['HILT_PYTHON_BUILD']} examples/embed/python/_hilt.", ninja)
+            self.assertEqual((counted.split()[-1], ninja.split()[-1][:2]), ("-n", "-j"))
+
+    def test_a_wheel_is_named_for_what_runs_it(self):
+        """The stable ABI from CPython 3.12 on; an older one, and one without its lock, for itself."""
+        sys.path.insert(0, str(BACKEND.parent))
+        import backend
+
+        for version, flags, want in (
+            ((3, 10), "d", "cp310-cp310d"), ((3, 11), "", "cp311-cp311"), ((3, 12), "", "cp312-abi3"),
+            ((3, 13), "t", "cp313-cp313t"), ((3, 14), "", "cp312-abi3"),
+        ):
+            with mock.patch.multiple(sys, version_info=version, abiflags=flags):
+                self.assertEqual("-".join(backend.tags()[:2]), want)
 
 
 if __name__ == "__main__":

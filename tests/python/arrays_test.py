@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import unittest
+import warnings
 
 import hilt
 import numpy
@@ -90,7 +91,11 @@ class Arrays(unittest.TestCase):
             (lambda: hilt.attention(q, k, [1.0]), "a list; expected a tensor"),
             (lambda: hilt.attention([1.0], k, v), "q ([1.0]): is of type list; expected a tensor [batch, length"),
             (lambda: hilt.attention_vjp(q, k, v, d_o, patern="dense"), "no argument 'patern'; did you mean pattern?"),
-            (lambda: hilt.attention(q, k[:, :8], v[:, :8]), "attention"),
+            (lambda: hilt.attention(q, k[:, :8], v[:, :8], pattern="slide:2"), "know dense alone, got slide:2"),
+            (lambda: hilt.attention(q, k[:, :8], v[:, :8], causal=True), "neither causal, queries"),
+            (lambda: hilt.attention(q, k, v[..., :2]), "pad the narrower head dim with zeros, and name the scale"),
+            (lambda: hilt.attention(q, k, v, layout="bldh"), "layout ('bldh'): is of type str; expected blhd or bhld"),
+            (lambda: hilt.attention(q, k, v, layout=3), "layout (3): is of type int; expected blhd or bhld"),
             (lambda: hilt.attention(q.astype("i4"), k, v), "i32"),
             (lambda: hilt.attention_vjp(q, k, v, d_o[:, :4]), "a gradient f64[2, 4, 2, 4] for o f64[2, 16, 2, 4]"),
         ):
@@ -106,6 +111,49 @@ class Arrays(unittest.TestCase):
         ):
             ran = subprocess.run([sys.executable, "-m", "hilt", *words], capture_output=True, text=True)
             self.assertEqual((ran.returncode, (ran.stdout + ran.stderr).startswith(text)), (status, True), ran)
+
+    def test_a_layout(self):
+        """That of others, named, is the same call; what is read as few tokens of many heads is told, not refused."""
+        q, k, v, d_o = arrays()
+        turned = [x.swapaxes(1, 2) for x in (q, k, v, d_o)]
+        options = {"pattern": "slide:2", "causal": True, "alibi": True}
+        o, lse = hilt.attention(*turned[:3], layout="bhld", return_lse=True, **options)
+        want, want_lse = hilt.attention(q, k, v, return_lse=True, **options)
+        numpy.testing.assert_array_equal(o.swapaxes(1, 2), want)
+        numpy.testing.assert_array_equal(lse, want_lse)
+        d, want = hilt.attention_vjp(*turned, layout="bhld", **options), hilt.attention_vjp(q, k, v, d_o, **options)
+        for a, b in zip(d[:3], want[:3]):
+            numpy.testing.assert_array_equal(a.swapaxes(1, 2), b)
+        few = q[:, :1]
+        for told, call in (
+            (True, lambda: hilt.attention(*turned[:3], causal=True)),
+            (True, lambda: hilt.attention(few, few, few)),
+            (False, lambda: hilt.attention(few, few, few, layout="blhd")),
+            (False, lambda: hilt.attention(few, few, few, plan=hilt.plan(1, heads=2))),
+            (False, lambda: hilt.attention(few, few, few, documents=[1])),
+            (False, lambda: hilt.attention(q[:, :2], q[:, :2], q[:, :2])),
+        ):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                call()
+            self.assertEqual(len(seen), told)
+            if told:
+                self.assertRegex(str(seen[0].message), r"is read as \d+ tokens of \d+ heads; if it is \[batch, heads")
+
+    def test_documents_fill_the_row(self):
+        q, k, v, _ = arrays()
+        with self.assertRaisesRegex(hilt.Error, r"documents \(10,2x2\): are 14 tokens of 16; name the last 2 too, or"):
+            hilt.attention(q, k, v, documents=[10, (2, 2)])
+        with self.assertRaisesRegex(hilt.Error, r"documents \(9\): are 9 tokens of 16"):
+            hilt.plan(16, documents=[[16], [9]])
+        whole = hilt.attention(q, k, v, documents=[10, (2, 3)])
+        part = hilt.attention(q, k, v, documents=[10, (2, 2), ...])
+        numpy.testing.assert_array_equal(part[:, :10], whole[:, :10])
+        self.assertFalse(part[:, 14:].any())
+        for lengths in (numpy.array([10, 6]), numpy.array([0, 10, 16]), numpy.array([[10, 1], [2, 3]])):
+            numpy.testing.assert_allclose(hilt.attention(q, k, v, documents=lengths), whole)
+        both = hilt.attention(q, k, v, documents=[[10, ...], [10, 6]])
+        numpy.testing.assert_array_equal(both[1], whole[1])
 
     def test_any_library(self):
         class Lent:  # knows DLPack and nothing else
@@ -134,6 +182,35 @@ class Arrays(unittest.TestCase):
         numpy.testing.assert_array_equal(o, hilt.attention(*[numpy.array(x) for x in (q, k, v)], **how))
         d = hilt.attention_vjp(q, k, v, d_o, **how)
         numpy.testing.assert_array_equal(d.k, hilt.attention_vjp(*[numpy.array(x) for x in (q, k, v, d_o)], **how).k)
+
+    def test_gradients_of_jax(self):
+        try:
+            import jax
+        except ImportError:
+            self.skipTest("no jax; pip install jax")
+        q, k, v, _ = [jax.numpy.asarray(x) for x in arrays("f4")]
+        bias = jax.numpy.ones((1, 2, 16, 16)).at[0, 1].set(0.5)
+
+        def loss(q, k, v, bias):
+            o, lse = hilt.attention(q, k, v, causal=True, bias=bias, return_lse=True)
+            return (o**2).sum() + lse.sum() + (hilt.attention(q, k, v, causal=True, layout="blhd") ** 2).sum()
+
+        def definition(q, k, v, bias):
+            def scores(add):
+                s = jax.numpy.einsum("bthd,buhd->bhtu", q, k) / 2 + add
+                return jax.numpy.where(jax.numpy.tri(16, dtype=bool), s, -jax.numpy.inf)
+
+            def squares(s):
+                return (jax.numpy.einsum("bhtu,buhd->bthd", jax.nn.softmax(s), v) ** 2).sum()
+
+            return squares(scores(bias)) + jax.nn.logsumexp(scores(bias), -1).sum() + squares(scores(0))
+
+        every = (0, 1, 2, 3)
+        for got, want in zip(jax.grad(loss, every)(q, k, v, bias), jax.grad(definition, every)(q, k, v, bias)):
+            numpy.testing.assert_allclose(got, want, atol=2e-5)
+        for transformed in (jax.jit(loss), jax.jit(jax.grad(loss)), jax.vmap(lambda *x: loss(*[t[None] for t in x]))):
+            with self.assertRaisesRegex(hilt.Error, "under jax.jit, vmap or scan there are no numbers yet; call"):
+                transformed(q, k, v, bias.repeat(2, 0))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import os
+import pathlib
 import pickle
 import subprocess
 import threading
@@ -31,7 +32,7 @@ FAMILIES = {
     "neighborhood3d": {"order": "hilbert:4x2x2", "pattern": "neighborhood3d:3x1x1"},
     "blocks": {"pattern": "blocks:4@local:1"},
     "union": {"pattern": "slide:1|blocks:4@global_local:1:0"},
-    "documents": {"pattern": "segment:4", "documents": [5, (2, 3)]},
+    "documents": {"pattern": "segment:4", "documents": [5, (2, 3), ...]},
 }
 
 
@@ -278,6 +279,9 @@ class Citizen(unittest.TestCase):
             "needs a seed": lambda: hilt.attention(q, k, v, dropout=0.1),
             "got [2, 3]": lambda: hilt.attention(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)),
             "torch.int64": lambda: hilt.attention(q.long(), k.long(), v.long()),
+            "float16; as a bias a mask is torch.where(mask, 0.0, -torch.inf)": lambda: hilt.attention(
+                q, k, v, bias=torch.ones(16, 16) > 0
+            ),
             "on meta": lambda: hilt.attention(q.to("meta"), k.to("meta"), v.to("meta")),
             "relative: table [3, 5] does not fit heads 2": lambda: hilt.attention(
                 q, k, v, relative=torch.ones(3, 5).double()
@@ -443,6 +447,25 @@ class Queries(unittest.TestCase):
         self.assertIn("queries=range(3, 8)", repr(plan))
 
 
+    def test_of_another_sequence(self):
+        """A q longer than its keys, by the shapes alone: dense, against the definition, with what goes with it."""
+        q, _, _ = support.inputs(20, heads=4, batch=2)
+        _, k, v = support.inputs(7, heads=4, kv_heads=2, batch=2, seed=3)
+        add = torch.zeros(2, 1, 1, 7, dtype=torch.float64)
+        add[0, ..., 5:] = -float("inf")  # keys that are padding, as a row that all queries share
+        want, want_lse = support.attention(q, k, v, torch.ones(20, 7, dtype=torch.bool), add=add)
+        want_d = torch.autograd.grad(want.sin().sum() + want_lse.sum(), [q, k, v])
+        for mode in MODES:
+            o, lse = hilt.attention(q, k, v, bias=add, backward=mode, order="hilbert", return_lse=True)
+            torch.testing.assert_close(o, want)
+            for a, b in zip(torch.autograd.grad(o.sin().sum() + lse.sum(), [q, k, v]), want_d):
+                torch.testing.assert_close(a, b)
+        for options, text in (({"causal": True}, "neither causal"), ({"documents": [7]}, "documents"),
+                              ({"pattern": "slide:2"}, "know dense alone, got slide:2"), ({"alibi": True}, "alibi: ")):
+            with self.assertRaisesRegex(hilt.Error, text):
+                hilt.attention(q, k, v, **options)
+
+
 class Orders(unittest.TestCase):
     """An order as a value: one plan, and a permutation with each call."""
 
@@ -512,6 +535,17 @@ class Readme(unittest.TestCase):
                 exec(block, names)
 
 
+    def test_whose_default_is_which(self):
+        """The page says what programs and Python take where no order is named."""
+        examples = pathlib.Path(os.environ["SRC"]) / "examples"
+        attend = (examples / "help.txt").read_text().split("== attend\n")[1].split("\n==")[0]
+        order = attend[attend.index("--order") : attend.index("--pattern")]
+        self.assertIn("default hilbert)", " ".join(order.split()))
+        self.assertEqual(_hilt.defaults["order"], "row")
+        page = " ".join((examples / "embed/python/README.md").read_text().split())
+        self.assertIn("`row` order (of programs `hilbert`)", page)
+
+
 class Plans(unittest.TestCase):
     def test_a_plan(self):
         plan = hilt.plan(4096, heads=2, order="hilbert:64x64", pattern="window2d:16x16")
@@ -541,10 +575,10 @@ class Plans(unittest.TestCase):
         told = inspect.signature(hilt.attention).parameters
         settings = {name: choices for name, _, choices in _hilt.settings}
         for name in set(told) - {"q", "k", "v", "plan", "return_lse"}:
-            self.assertIn(f"\n    {name} ", hilt.attention.__doc__)
+            self.assertIn(f"\n{name} ", hilt.attention.__doc__)
             if name in _hilt.defaults:
                 self.assertIsNone(told[name].default)
-                self.assertIn(f"(default {_hilt.defaults[name]})", hilt.attention.__doc__)
+                self.assertIn(f"(default {_hilt.defaults[name]})", " ".join(hilt.attention.__doc__.split()))
             if settings.get(name):
                 self.assertIn(_hilt.defaults.get(name, told[name].default), settings[name])
 
@@ -564,8 +598,8 @@ class Plans(unittest.TestCase):
             self.assertEqual(hilt.plan(16, causal=flag), hilt.plan(16, causal=word))
 
     def test_documents(self):
-        rows = [[5, (2, 3)], [(3, 3), 2]]
-        self.assertEqual(hilt.plan(16, documents=rows), hilt.plan(16, documents="5,2x3/3x3,2"))
+        rows = [[5, (2, 3), ...], [(3, 3), 2, ...]]
+        self.assertEqual(hilt.plan(16, documents=rows), hilt.plan(16, documents="5,2x3,.../3x3,2,..."))
         x = support.inputs(16, batch=2, grad=False)
         o = hilt.attention(*x, documents=rows, pattern="segment:4")
         alone = hilt.attention(*[t[1:, 9:11] for t in x], pattern="segment:4")

@@ -32,15 +32,14 @@ class Compiled(unittest.TestCase):
         for dtype in (torch.float64, torch.float32):
             q, k, v = support.inputs(16, heads=4, kv_heads=2, dtype=dtype)
             bias = torch.randn(16, 16, dtype=dtype, requires_grad=True)
-            how = ("fused", None, None, False, 0.0)
-            text = repr((None, ("row", "slide:2", "token", "all_queries", "", None), how))
-            torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, bias, None, None, text, -1))
+            asked = support.asked(pattern="slide:2", causal=True)
+            torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, bias, None, None, *asked))
             with torch.no_grad():
-                o, lse = torch.ops.hilt.attention(q, k, v, None, None, bias, None, None, text, -1)
+                o, lse = torch.ops.hilt.attention(q, k, v, None, None, bias, None, None, *asked)
             wanted = [True, False, True, False, False, True, False, False]
             detached = [t.detach() for t in (q, k, v, bias, o, lse)]
             q, k, v, bias, o, lse = detached
-            args = (q, k, v, None, None, bias, None, None, text, -1, o, lse, torch.randn_like(o), None, wanted)
+            args = (q, k, v, None, None, bias, None, None, *asked, o, lse, torch.randn_like(o), None, wanted)
             torch.library.opcheck(torch.ops.hilt.attention_backward.default, args)
 
     def test_func(self):
@@ -75,12 +74,50 @@ class Compiled(unittest.TestCase):
         with self.assertRaisesRegex(hilt.Error, "forward mode, as in jvp"):
             torch.func.jvp(f, (q,), (q,))
 
-    def test_a_seed_that_changes(self):
-        q, k, v = support.inputs(16, grad=False)
-        compiled = torch.compile(lambda q, seed: hilt.attention(q, k, v, dropout=0.25, seed=seed), backend="aot_eager",
-                                 fullgraph=True)
-        for seed in (3, 4, 5):
-            self.assertTrue(torch.equal(compiled(q, seed), hilt.attention(q, k, v, dropout=0.25, seed=seed)))
+    def test_numbers_that_change(self):
+        """Three values of everything that is a number: one graph, never more than one more for what may change, and
+        with dynamic=True the first serves all."""
+        from torch._dynamo.testing import CompileCounterWithBackend
+
+        q, k, v = support.inputs(24)
+        changes = {
+            "documents": [[10, 14], [4, 20], [12, 12]],
+            "grids": [[(2, 4), 16], [(4, 3), 12], [(3, 2), 18]],
+            "rows": [[[10, 14], [4, 20]], [[8, 16], [24 - 5, 5]], [[12, 12], [12, 12]]],
+            "tensors": [torch.tensor([10, 14]), torch.tensor([4, 20]), torch.tensor([6, 6, 12])],
+            "sums": [torch.tensor([0, 10, 24]), torch.tensor([0, 4, 24]), torch.tensor([0, 6, 12, 24])],
+            "scale": [0.5, 0.25, 0.125],
+            "softcap": [5.0, 3.0, 2.0],
+            "dropout": [0.25, 0.5, 0.125],
+            "queries": [[3], [5], [9]],
+            "seed": [3, 4, 5],
+            "length": [24, 20, 17],
+        }
+        for name, values in changes.items():
+            def f(q, k, v, x):
+                if name in ("documents", "grids", "rows", "tensors", "sums"):
+                    return hilt.attention(q, k, v, documents=x, causal=True)
+                if name == "queries":
+                    return hilt.attention(q[:, :1], k, v, pattern="slide:8", causal=True, queries=x)
+                if name == "length":
+                    return hilt.attention(q[:, :x], k[:, :x], v[:, :x], pattern="slide:4")
+                if name == "dropout":
+                    return hilt.attention(q, k, v, dropout=x, seed=1)
+                return hilt.attention(q, k, v, dropout=0.25, seed=x) if name == "seed" else \
+                    hilt.attention(q, k, v, **{name: x})
+
+            for dynamic in (None, True):
+                torch._dynamo.reset()
+                counter = CompileCounterWithBackend("aot_eager")
+                compiled = torch.compile(f, backend=counter, fullgraph=True, dynamic=dynamic)
+                tensors = [t.repeat(2, 1, 1, 1).detach() for t in (q, k, v)] if name == "rows" else (q, k, v)
+                for i, x in enumerate(values):
+                    got, want = compiled(*tensors, x), f(*tensors, x)
+                    self.assertTrue(torch.equal(got, want), (name, dynamic, x))
+                    if want.requires_grad:
+                        got, want = [torch.autograd.grad(y.sin().sum(), [q, k, v]) for y in (got, want)]
+                        self.assertTrue(all(map(torch.equal, got, want)), (name, dynamic, x))
+                self.assertLessEqual(counter.frame_count, 1 if dynamic else 2, (name, dynamic))
 
     def test_fake_and_autocast(self):
         from torch._subclasses.fake_tensor import FakeTensorMode

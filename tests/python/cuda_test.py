@@ -148,8 +148,8 @@ class OnCuda(unittest.TestCase):
 
     def test_opcheck(self):
         q, k, v = self.x
-        text = repr((None, ("row", "slide:2", "token", "all_queries", "", None), ("fused", None, None, False, 0.0)))
-        torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, None, None, None, text, -1))
+        asked = support.asked(pattern="slide:2", causal=True)
+        torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, None, None, None, *asked))
 
     def test_compiled_in_one_graph(self):
         def f(q, k, v):

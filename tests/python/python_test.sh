@@ -10,6 +10,7 @@ needs=(numpy)
 case $name in
   typing) needs+=(mypy) ;;
   arrays) ;;
+  models) needs+=(torch transformers diffusers) ;;
   *) needs+=(torch) ;;
 esac
 left_out() { echo "no $* for $python; ./run setup --python installs it"; exit 77; }
@@ -27,7 +28,7 @@ ln -s "$SRC"/examples/embed/python/hilt/*.py* "$SRC"/examples/embed/python/hilt/
 export PYTHONPATH=$scratch:$here PYTHONDONTWRITEBYTECODE=1
 if [[ $name == typing ]]; then
   cd "$scratch"
-  rm hilt/_torch.py # what is public has its types in one file, and torch's own take a minute to read
+  rm hilt/{_torch,transformers,diffusers}.py # the public types are in one file; those of torch take a minute to read
   cp "$here/typed_client.py" .
   "$python" -m mypy --strict --cache-dir "$BUILD/mypy" typed_client.py hilt/__init__.pyi
   "$python" -m mypy.stubtest hilt --ignore-missing-stub

@@ -12,6 +12,15 @@ def inputs(length, heads=2, dim=4, batch=1, kv_heads=None, dtype=torch.float64, 
     return [torch.randn(s, generator=g, dtype=torch.float64).to(dtype).requires_grad_(grad) for s in shapes]
 
 
+def asked(**options):
+    """What the registered op takes beside its tensors."""
+    from hilt import _torch
+
+    names = ("order", "pattern", "causal", "dilation_mode", "documents", "queries", "plan", "backward", "scale",
+             "softcap", "alibi", "dropout", "seed", "layout")
+    return _torch._flat(*[{"backward": "fused", "dropout": 0.0, **options}.get(n) for n in names])
+
+
 def mask(length, pair):
     """[L, L] of bool: pair(t, u)."""
     return torch.tensor([[bool(pair(t, u)) for u in range(length)] for t in range(length)])

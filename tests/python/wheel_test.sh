@@ -16,12 +16,12 @@ else mkdir "$scratch/clone" && tar -C "$SRC" --exclude='./build*' -c . | tar -C 
 pip=("$scratch/env/bin/pip" -q)
 rm -rf "$BUILD/wheel"
 "${pip[@]}" install "$scratch/clone/examples/embed/python"
-"${pip[@]}" install numpy torch jax nbclient ipykernel meson ninja nanobind
+"${pip[@]}" install numpy torch jax transformers diffusers meson ninja nanobind
 mkdir "$scratch/away"
 cp "$SRC"/tests/python/*.py "$scratch/away"
 mv "$scratch/clone" "$scratch/gone"
 cd "$scratch/away"
-for name in arrays attention compile notebook training; do "$scratch/env/bin/python" "${name}_test.py"; done
+for name in arrays attention compile models training; do "$scratch/env/bin/python" "${name}_test.py"; done
 "$scratch/env/bin/python" speed.py
 mv "$scratch/gone" "$scratch/clone"
 "${pip[@]}" uninstall -y hilt

@@ -3,9 +3,11 @@ cuda=1, adds the CUDA kernels; HILT_PYTHON_BUILD names a build directory to keep
 of Meson."""
 
 import base64
+import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,9 +20,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 
+ENV = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.getenv("PATH", "")}  # pip's own first
+
+
 def run(*command):
-    tools = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # pip's own come first
-    subprocess.run([str(c) for c in command], check=True, env={**os.environ, "PATH": tools})
+    subprocess.run([str(c) for c in command], check=True, env=ENV)
 
 
 def version():
@@ -41,15 +45,29 @@ def wants_cuda(config_settings):
     return answer
 
 
+def tags():
+    """Of what runs the module: from CPython 3.12 its stable ABI; an older one, or one without its lock, itself."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    own, platform = sys.version_info < (3, 12) or "t" in sys.abiflags, re.sub("[-.]", "_", sysconfig.get_platform())
+    return (python, python + sys.abiflags, platform) if own else ("cp312", "abi3", platform)
+
+
 def built(directory, cuda):
     """The module, by Meson in `directory`. One that was kept is configured anew: what pip had put beside itself,
     nanobind and Meson, is gone, and lies elsewhere."""
     options = ["-Dpython=enabled", "-Dexamples=false", "-Dtests=false", "-Dmpi=disabled", "-Dnccl=disabled"]
     options += ["-Ddebug=false", "-Dpython_program=" + sys.executable, f"-Dcuda={'enabled' if cuda else 'disabled'}"]
+    options += ["-Dcpp_link_args=-s"]
     again = ["--reconfigure"] if (directory / "build.ninja").exists() else []
     run("meson", "setup", *again, *options, *shlex.split(os.getenv("HILT_PYTHON_OPTIONS", "")), directory, ROOT)
-    name = "_hilt" + sysconfig.get_config_var("EXT_SUFFIX")
-    run("ninja", "-C", directory, f"-j{len(os.sched_getaffinity(0))}", "examples/embed/python/" + name)
+    name = "_hilt" + (".abi3.so" if tags()[1] == "abi3" else sysconfig.get_config_var("EXT_SUFFIX"))
+    ninja, cores = ["ninja", "-C", directory, "examples/embed/python/" + name], len(os.sched_getaffinity(0))
+    steps = subprocess.run([*ninja, "-n"], env=ENV, check=True, capture_output=True, text=True).stdout
+    said = f"hilt: compiling {steps.count('Compiling')} files with {cores} processors; pip install -v shows each"
+    print(said, flush=True)
+    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:  # pip hides the rest
+        print("\r" + said, file=terminal)
+    run(*ninja, f"-j{cores}")
     return directory / "examples" / "embed" / "python" / name
 
 
@@ -71,8 +89,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         directory = pathlib.Path(os.getenv("HILT_PYTHON_BUILD", scratch)).resolve()
         module = built(directory, wants_cuda(config_settings))
         files = {f"hilt/{f.name}": f.read_bytes() for f in [*sorted((HERE / "hilt").glob("*.*")), module]}
-    python, platform = f"cp{sys.version_info[0]}{sys.version_info[1]}", sysconfig.get_platform()
-    tag = f"{python}-{python}-{platform.replace('-', '_').replace('.', '_')}"
+    tag = "-".join(tags())
     info = f"hilt-{version()}.dist-info"
     files[f"{info}/METADATA"] = metadata()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: hilt\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()

@@ -38,7 +38,8 @@ DType dtype_of_torch(const nb::object& type, bool whole) {
   for (const auto& [text, dtype] : types)
     if (name == text && is_floating(dtype) != whole) return known.emplace_back(type.inc_ref().ptr(), dtype).second;
   fail("attention: a tensor of type ", name, "; expected torch.",
-       whole ? "int32 or int64" : "float32, float64, bfloat16 or float16");
+       whole ? "int32 or int64" : "float32, float64, bfloat16 or float16",
+       name == "torch.bool" ? "; as a bias a mask is torch.where(mask, 0.0, -torch.inf)" : "");
 }
 
 /// What a torch tensor is asked for; a text each time would cost as much as its answer.
@@ -58,11 +59,11 @@ Tensor of_torch(nb::handle x, bool whole) {
   const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
   Shape shape;
   Strides strides{};
-  const auto rank = static_cast<std::size_t>(PyTuple_GET_SIZE(extents.ptr()));
+  const auto rank = nb::len(extents);
   Index last = 0;
   for (std::size_t i = 0; i < rank; ++i) {
-    shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(extents.ptr(), static_cast<Py_ssize_t>(i))));
-    strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(i)));
+    shape.push_back(PyLong_AsLongLong(PyTuple_GetItem(extents.ptr(), static_cast<Py_ssize_t>(i))));
+    strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps.ptr(), static_cast<Py_ssize_t>(i)));
     last += (shape[-1] - 1) * strides[i];
   }
   const DType dtype = dtype_of_torch(x.attr(names().dtype), whole);
@@ -153,9 +154,8 @@ struct NativePlan {
   PlanPtr plan;
   NativePlan(Index length, Index heads, const std::string& order, const std::string& pattern, const std::string& causal,
              const std::string& dilation_mode, const std::string& documents, const Queries& queries) {
-    AttentionSettings asked;
-    asked.order = order, asked.pattern = pattern, asked.causal = causal;
-    asked.dilation_mode = dilation_mode, asked.documents = documents;
+    const AttentionSettings asked{
+        .order = order, .pattern = pattern, .dilation_mode = dilation_mode, .causal = causal, .documents = documents};
     PlanSpec spec = plan_spec(asked, length, heads);
     spec.queries = queries;
     const nb::gil_scoped_release others;

@@ -14,6 +14,7 @@ import operator
 import re
 import sys
 import textwrap
+import warnings
 from typing import NamedTuple
 
 from . import _hilt
@@ -91,21 +92,37 @@ def _strict(function):
 _DEFAULTS = _hilt.defaults  # PlanSpec's; where a word is None, so that words beside a plan can be told
 
 
-def _documents(rows):
-    """The library's text of a list of int | (H, W) | (T, H, W), or of a list of such lists."""
+def _documents(rows, number=str):
+    """The library's text of a list of int | (H, W) | (T, H, W), the last `...` for the rest of the row; of a list of
+    such lists; or of a tensor of lengths, of grids, or of where each begins and the last ends."""
     if isinstance(rows, str):
         return rows
+    if hasattr(rows, "tolist"):
+        rows = rows.tolist()
+        if isinstance(rows, list) and rows[:1] == [0]:  # no document has 0 tokens: these are sums, cu_seqlens
+            rows = [b - a for a, b in itertools.pairwise(rows)]
+        rows = [tuple(r) if isinstance(r, list) else r for r in rows] if isinstance(rows, list) else rows
     if not isinstance(rows, (list, tuple)):
         _refuse("documents", rows, "a list of int | (H, W) | (T, H, W), or a list of such lists")
     if rows and isinstance(rows[0], list):
-        return "/".join([_documents(row) for row in rows])
-    return ",".join(["x".join([str(n) for n in d]) if isinstance(d, (tuple, list)) else str(d) for d in rows])
+        return "/".join([_documents(row, number) for row in rows])
+    return ",".join(["x".join([number(n) for n in d]) if isinstance(d, (tuple, list)) else
+                     "..." if d is ... else number(d) for d in rows])
 
 
 def _tokens(documents):
     """How many tokens the documents of a row have; 0 where there are none."""
     row = documents.partition("/")[0].split(",")
     return sum([math.prod(map(int, re.findall("[0-9]+", d))) for d in row if d])
+
+
+def _filled(documents, length):
+    """The documents without the rest of a row, which is `...` where there is one."""
+    for row in documents.split("/"):
+        if documents and not row.endswith(",...") and 0 < _tokens(row) < length:
+            raise Error(f"documents ({row}): are {_tokens(row)} tokens of {length}; name the last "
+                        f"{length - _tokens(row)} too, or end with `...`: the rest of the row, which gives zeros")
+    return documents.replace(",...", "")
 
 
 class Plan:
@@ -115,19 +132,11 @@ class Plan:
     def __init__(self, length, heads, *settings):
         self.length, self.heads, self.settings = length, heads, settings  # those that a call without a plan has
         try:
-            self.native = _hilt.Plan(length, heads, *settings)
-        except TypeError:
+            *words, documents, rows = settings
+            self.native = native = _hilt.Plan(length, heads, *words, _filled(documents, length), rows)
+        except (TypeError, ValueError):
             raise Error("Plan: hilt.plan(..) makes one, from named arguments") from None
-        self.calls = {}  # by how they run, the last ones
-
-    def call(self, how):
-        """The native call of (backward, scale, softcap, published slopes, dropout)."""
-        call = self.calls.get(how)
-        if call is None:
-            if len(self.calls) == 256:
-                self.calls.clear()
-            call = self.calls[how] = _hilt.Call(self.native, *how)
-        return call
+        self.call = functools.lru_cache(maxsize=256)(lambda how: _hilt.Call(native, *how))
 
     def __eq__(self, other):
         return isinstance(other, Plan) and self.__reduce__() == other.__reduce__()
@@ -163,10 +172,8 @@ class Plan:
         at = [divmod(t, width) for t in tokens if t < width * height]
         walk = " ".join([f"{(x + 0.5) * step:.1f},{(y + 0.5) * step:.1f}" for y, x in at])
         size = f'width="{cell:.2f}" height="{cell:.2f}"'
-        seen = []  # of each cell at most 4 x 4 pairs
-        for i in range(cells):
-            run = tokens[i * self.length // cells : (i + 1) * self.length // cells]
-            seen.append(run[:: max(1, len(run) // 4)])
+        runs = [tokens[i * self.length // cells : (i + 1) * self.length // cells] for i in range(cells)]
+        seen = [run[:: max(1, len(run) // 4)] for run in runs]  # of each cell at most 4 x 4 pairs
         dark = ""
         for i, j in itertools.product(range(cells), range(cells)):
             pairs = [self.native.attends(head, t, u) > 0 for t in seen[i] for u in seen[j]]
@@ -204,17 +211,15 @@ def plan(length, *, heads=1, order=None, pattern=None, causal=None, dilation_mod
 
 def _settings(order, pattern, causal, dilation_mode, documents, queries):
     """What a plan is found by."""
-    if causal is True or causal is False:
-        causal = "token" if causal else "none"
-    order = _DEFAULTS["order"] if order is None else order
-    pattern = _DEFAULTS["pattern"] if pattern is None else pattern
-    causal = _DEFAULTS["causal"] if causal is None else causal
-    dilation_mode = _DEFAULTS["dilation_mode"] if dilation_mode is None else dilation_mode
-    if not type(order) is type(pattern) is type(causal) is type(dilation_mode) is str:
-        words = zip(_DEFAULTS, (order, pattern, causal, dilation_mode))
-        order, pattern, causal, dilation_mode = [_word(*w) for w in words]
     documents = "" if documents is None else _documents(documents)
-    return order, pattern, causal, dilation_mode, documents, None if queries is None else _rows(queries)
+    queries = None if queries is None else _rows(queries)
+    return *_words(order, pattern, causal, dilation_mode), documents, queries
+
+
+def _words(order, pattern, causal, dilation_mode):
+    causal = ("token" if causal else "none") if type(causal) is bool else causal
+    words = zip(_DEFAULTS, (order, pattern, causal, dilation_mode))
+    return tuple([_DEFAULTS[n] if x is None else x if type(x) is str else _word(n, x) for n, x in words])
 
 
 def _rows(queries):
@@ -230,7 +235,7 @@ def _rows(queries):
 
 
 def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None, plan=None,
-           backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0.0, seed=None):
+           backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0, seed=None):
     """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; the slopes; and
     the seed."""
     if plan is None:
@@ -243,10 +248,8 @@ def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=
         _refuse("plan", plan, "what hilt.plan(..) gives")
     if type(backward) is not str:
         backward = _word("backward", backward)
-    if scale is not None and type(scale) is not float:
-        scale = _number("scale", scale)
-    if softcap is not None and type(softcap) is not float:
-        softcap = _number("softcap", softcap)
+    scale, softcap = [x if x is None or type(x) is float else _number(n, x)
+                      for n, x in (("scale", scale), ("softcap", softcap))]
     if type(dropout) is not float:
         dropout = _number("dropout", dropout)
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
@@ -259,7 +262,7 @@ def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=
 @_strict
 def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=None, backward=_hilt.default_backward,
               scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None, documents=None, queries=None,
-              dropout=0.0, seed=None, plan=None, permutation=None, return_lse=False, **unknown):
+              dropout=0, seed=None, plan=None, permutation=None, return_lse=False, layout=None, **unknown):
     """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
     h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
 
@@ -269,29 +272,72 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     {settings}
     permutation    An order as a value, int32 or int64 [L] or [B, L]: the token at each position, inside each document,
                    as order_of_points gives it. The order is then "given", and one plan serves all such orders
+    layout         blhd: [B, L, H, D]; or bhld: q, k, v and o are [B, H, L, D]
     Here causal may be True, for token, or False. alibi is True for the published slopes, or a tensor; relative, bias
-    and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row;
-    queries are tokens, like range(3, 8). Another seed each step. plan, from hilt.plan(..), stands instead of order,
-    pattern, causal, dilation_mode, documents and queries.
+    and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row; or a
+    tensor of lengths, of grids, or of where each begins and the last ends (cu_seqlens). They fill the row, or `...` at
+    the end stands for its rest, whose rows are zero. queries are tokens, like range(3, 8); a shorter q is the last, a
+    longer one has no place among the keys: all of those, none causal. Another seed each step. plan, from
+    hilt.plan(..), stands instead of order, pattern, causal, dilation_mode, documents and queries.
     return_lse gives (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too.
     """
     if unknown:
         _known("attention", unknown, attention.__kwdefaults__)
     if order is None and permutation is not None and plan is None:
         order = "given"
-    plan, settings, how, slopes, seed = _asked(order, pattern, causal, dilation_mode, documents, queries, plan,
-                                               backward, scale, softcap, alibi, dropout, seed)
     if type(return_lse) is not bool:
         _refuse("return_lse", return_lse, "True or False")
+    jax = sys.modules.get("jax")
+    if jax is not None and any([isinstance(x, jax.core.Tracer) for x in (q, k, v, alibi, relative, bias, sink)]):
+        return _by_jax(**locals())
+    first = layout is not None and _heads_first(layout)
+    if first:
+        q, k, v = _swapped(q), _swapped(k), _swapped(v)
+    asked = (order, pattern, causal, dilation_mode, documents, queries, plan, backward, scale, softcap, alibi, dropout,
+             seed)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         import hilt._torch
 
-        tensors = (q, k, v, slopes, relative, bias, sink, permutation)
-        return hilt._torch.attention(plan, settings, how, seed, tensors, return_lse)
-    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
-    o, lse = _hilt.forward(_native(plan, settings, how, q, k), seed, return_lse, lent)
-    return (_like(q, o), _like(q, lse)) if return_lse else _like(q, o)
+        o, lse = hilt._torch.attention(asked, layout, (q, k, v, relative, bias, sink, permutation), return_lse)
+    else:
+        plan, settings, how, slopes, seed = _asked(*asked)
+        lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
+        o, lse = _hilt.forward(_native(plan, settings, how, q, k, layout), seed, return_lse, lent)
+        o, lse = _like(q, o), _like(q, lse)
+    if first:
+        o = _swapped(o)
+    return (o, lse) if return_lse else o
+
+
+def _by_jax(jax, unknown, **given):
+    """Under jax.grad: attention and attention_vjp as they are, on numbers, which other transformations have not."""
+    arrays = {n: given.pop(n) for n in Gradients._fields if hasattr(given[n], "shape")}
+
+    def run(arrays):
+        if any([isinstance(x, jax.core.Tracer) for x in arrays.values()]):
+            raise Error("attention: under jax.jit, vmap or scan there are no numbers yet; call it outside of them")
+        return attention(**arrays, **given)
+
+    def back(arrays, d):
+        asked = {**given, "d_o": d[0], "d_lse": d[1]} if given["return_lse"] else {**given, "d_o": d}
+        d = attention_vjp(**arrays, **{n: x for n, x in asked.items() if n != "return_lse"})
+        return ({n: getattr(d, n) for n in arrays},)
+
+    attend = jax.custom_vjp(run)
+    attend.defvjp(lambda arrays: (run(arrays), arrays), back)
+    return attend(arrays)
+
+
+def _heads_first(layout):
+    if not isinstance(layout, str) or layout not in ("blhd", "bhld"):
+        _refuse("layout", layout, "blhd or bhld")
+    return layout == "bhld"
+
+
+def _swapped(x):
+    """The other layout of a tensor of rank 4; what is none is refused where it is used."""
+    return x.swapaxes(1, 2) if len(getattr(x, "shape", ())) == 4 else x
 
 
 def _described(doc, names):
@@ -299,7 +345,8 @@ def _described(doc, names):
     default = {n: f" (default {word})" for n, word in _DEFAULTS.items()}
     rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}{default.get(n, '')}"
             for n, help, c in _hilt.settings if n in names]
-    return doc.replace("{settings}", "\n    ".join([textwrap.fill(r, 116, subsequent_indent=" " * 19) for r in rows]))
+    table = "\n".join([textwrap.fill(r, 112, subsequent_indent=" " * 15) for r in rows])
+    return inspect.cleandoc(doc).replace("{settings}", table)  # as Python itself does from 3.13
 
 
 if attention.__doc__:  # not under -OO
@@ -314,18 +361,21 @@ class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "a
 
 
 def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None,
-                  permutation=None, **options):
+                  permutation=None, layout=None, **options):
     """Gradients of sum(o * d_o) [+ sum(lse * d_lse)] with respect to q, k, v and the terms' tensors, for NumPy, JAX and
-    any DLPack array. d_o [B, L, H, D], d_lse [B, H, L]; `options` are those of `attention`."""
+    any DLPack array. d_o [B, L, H, D], or as `layout` says; d_lse [B, H, L]; `options` are those of `attention`."""
     _known("attention_vjp", options, _VJP)
     if permutation is not None and options.get("plan") is None:
         options = {"order": "given", **options}
     plan, settings, how, slopes, seed = _asked(alibi=alibi, seed=seed, **options)
+    first = layout is not None and _heads_first(layout)
+    if first:
+        q, k, v, d_o = map(_swapped, (q, k, v, d_o))
     lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
-    call = _native(plan, settings, how, q, k)
+    call = _native(plan, settings, how, q, k, layout)
     o, lse = _hilt.forward(call, seed, True, lent)
-    d = _hilt.backward(call, seed, (True,) * 7, lent, (o, lse, _lent(d_o), _lent(d_lse)))
-    return Gradients(*[_like(q, x) for x in d])
+    d = [_like(q, x) for x in _hilt.backward(call, seed, (True,) * 7, lent, (o, lse, _lent(d_o), _lent(d_lse)))]
+    return Gradients(*map(_swapped, d[:3]), *d[3:]) if first else Gradients(*d)
 
 
 def order_of_points(points, kind="hilbert", bits=16, documents=None):
@@ -334,14 +384,10 @@ def order_of_points(points, kind="hilbert", bits=16, documents=None):
     take the axes in reverse order. documents: the points of each, one after the other, which stay apart."""
     lengths = [] if documents is None else [_whole("documents", n, 1) for n in documents]
     kind = str.__str__(kind) if isinstance(kind, str) else _refuse("kind", kind, "a str")
-    order = _hilt.order_of_points(_lent(points), kind, _whole("bits", bits, 0, 99), lengths)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(points, torch.Tensor):
-        return torch.from_dlpack(order)
-    return _like(points, order)
+    return _like(points, _hilt.order_of_points(_lent(points), kind, _whole("bits", bits, 0, 99), lengths))
 
 
-def _native(plan, settings, how, q, k):
+def _native(plan, settings, how, q, k, layout="blhd"):
     """The native call of these tensors, or of the plan that was given."""
     if plan is None:
         try:
@@ -354,12 +400,17 @@ def _native(plan, settings, how, q, k):
             plan = _plan(int(asked[1]), int(asking[2]), *settings)
         except Error as e:
             # What names a number of tokens tells that the other axis has it; other plans of [B, H, L, D] prove nothing.
-            if ":" not in settings[0] and _tokens(settings[4]) != asked[2]:
+            if layout or ":" not in settings[0] and _tokens(settings[4]) != asked[2]:
                 raise
             try:
                 plan = _plan(int(asked[2]), int(asking[1]), *settings)  # the call will say so
             except Error:
                 raise e from None
+        else:
+            if layout is None and asked[1] < asked[2] and asked[1] <= asking[1] and not settings[4]:
+                text = (f"hilt.attention: k {list(asked)} is read as {asked[1]} tokens of {asked[2]} heads; if it is "
+                        '[batch, heads, length, dim], layout="bhld" says so; if not, layout="blhd"')
+                warnings.warn(text, stacklevel=3)
     return plan.call(how)
 
 

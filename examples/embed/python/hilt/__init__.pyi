@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from types import EllipsisType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 __version__: str
@@ -11,7 +12,7 @@ class _Tensor(Protocol):
 
 _T = TypeVar("_T", bound=_Tensor)
 _Document = int | tuple[int, int] | tuple[int, int, int]
-_Rows = str | Sequence[_Document | Sequence[_Document]]  # a row of its own is a list
+_Rows = str | _Tensor | Sequence[_Document | EllipsisType | Sequence[_Document | EllipsisType]]  # a row is a list
 _Causal = bool | Literal["none", "token", "curve"]
 _DilationMode = Literal["all_queries", "longnet", "head_groups", "residue"]
 
@@ -39,8 +40,8 @@ def attention(
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
-    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
-    return_lse: Literal[False] = False,
+    dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
+    return_lse: Literal[False] = False, layout: Literal["blhd", "bhld"] | None = None,
 ) -> _T: ...
 @overload
 def attention(
@@ -48,8 +49,8 @@ def attention(
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
-    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
-    return_lse: Literal[True],
+    dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
+    return_lse: Literal[True], layout: Literal["blhd", "bhld"] | None = None,
 ) -> tuple[_T, _T]: ...
 
 class Gradients(NamedTuple):
@@ -58,8 +59,7 @@ class Gradients(NamedTuple):
 def attention_vjp(
     q: _T, k: _T, v: _T, d_o: _T, *, d_lse: _T | None = None, alibi: bool | _T | None = None,
     relative: _T | None = None, bias: _T | None = None, sink: _T | None = None, seed: int | None = None,
-    permutation: _Tensor | None = None, **options: Any,
+    permutation: _Tensor | None = None, layout: Literal["blhd", "bhld"] | None = None, **options: Any,
 ) -> Gradients: ...
 def order_of_points(
-    points: _T, kind: str = "hilbert", bits: int = 16, documents: Iterable[int] | None = None,
-) -> Any: ...
+    points: _T, kind: str = "hilbert", bits: int = 16, documents: Iterable[int] | None = None) -> Any: ...

@@ -2,12 +2,15 @@
 
 import ast
 import functools
+import re
+import sys
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack
 
-from . import Error, Gradients, _hilt, _native, _plan, _refuse
+from . import attention as hilt_attention
+from . import Error, Gradients, _asked, _documents, _hilt, _native, _plan, _refuse, _words
 
 # Whether torch.func's grad, vmap and so on are at work, from torch 2.0: then a tensor may have no memory.
 _transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -28,15 +31,11 @@ if hasattr(torch._C, "_cuda_getCurrentRawStream"):  # work on a GPU is torch's o
 
 def _taken(given):
     """Tensors that own the memory they were given, until torch lets go of them."""
-    return [None if x is None else from_dlpack(x.capsule()) for x in given]
+    return tuple([None if x is None else from_dlpack(x.capsule()) for x in given])
 
 
 def _forward(call, seed, with_lse, tensors):
     return _taken(_hilt.forward(call, seed, with_lse, tensors))
-
-
-def _attend(call, seed, *tensors):
-    return tuple(_forward(call, seed, True, tensors))
 
 
 def _gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors):
@@ -101,83 +100,151 @@ def _transformed(function, run, remember):
     return transformed
 
 
-_TransformedAttention = _transformed(_Attention, _attend, lambda ctx, i, output: _remember(ctx, *i[:2], i[2:], output))
+_TransformedAttention = _transformed(_Attention, lambda call, seed, *tensors: _forward(call, seed, True, tensors),
+                                     lambda ctx, i, output: _remember(ctx, *i[:2], i[2:], output))
 _TransformedGradients = _transformed(_Gradients, _gradients, lambda ctx, inputs, output: None)
 
 
-def attention(plan, settings, how, seed, tensors, return_lse):
+def attention(asked, layout, tensors, return_lse):
+    """o and lse, which is None where nobody asks. The tensors are all but the slopes."""
+    q, k, v = tensors[:3]
+    slopes = None if asked[10] is True or asked[10] is False else asked[10]
+    traced = _OP and (torch.compiler.is_compiling() or type(q) not in _PLAIN)
+    if not traced:
+        plan, settings, how, slopes, seed = _asked(*asked)
+    tensors = (q, k, v, slopes, *tensors[3:])
     try:
         recorded = any([x is not None and x.requires_grad for x in tensors]) and torch.is_grad_enabled()
     except AttributeError:
         names = (*Gradients._fields, "permutation")
         name, x = next(t for t in zip(names, tensors) if not isinstance(t[1], (torch.Tensor, type(None))))
         _refuse(name, x, "a torch.Tensor, as q is")
-    q, k, v = tensors[:3]
     enabled, type_of = _ASK.get(q.device.type, (bool, None))
     if enabled():
         dtype = type_of()
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
         tensors = (q, k, v, *tensors[3:])
-    if _OP and (torch.compiler.is_compiling() or type(q) not in _PLAIN):
-        text = repr((None if plan is None else (plan.length, plan.heads), settings, how))
-        o, lse = torch.ops.hilt.attention(*tensors, text, -1 if seed is None else seed)
+    if traced:
+        return torch.ops.hilt.attention(*tensors, *_flat(*asked, layout))
+    call = _native(plan, settings, how, q, k, layout)
+    if _transforming():
+        return _TransformedAttention.apply(call, seed, *tensors)
+    if recorded or forward_ad._current_level >= 0:
+        return _Attention.apply(call, seed, *tensors)
+    return _forward(call, seed, return_lse, tensors)
+
+
+# ---- as torch's own function, for models of others ------------------------------------------------------------------
+
+def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **options):
+    """torch's function of that name, [B, H, L, D] in and out; `options` are those of hilt.attention. Dropout's seed
+    comes from torch's generator."""
+    rows, dim, wide = query.shape[-2], query.shape[-1], value.shape[-1]
+    if dropout_p:
+        options.update(dropout=dropout_p, seed=int(torch.randint(2**63 - 1, ())))
+    if is_causal:  # torch counts both from the first, Hilt from the last
+        key, value, options["causal"] = key[:, :, :rows], value[:, :, :rows], True
+    if attn_mask is not None:
+        options["bias"] = as_bias(attn_mask, query)[..., : rows if is_causal else None]
+    if wide != dim:
+        scale = dim**-0.5 if scale is None else scale
+        query, key, value = [torch.nn.functional.pad(x, (0, max(dim, wide) - x.shape[3])) for x in (query, key, value)]
+    return hilt_attention(query, key, value, scale=scale, layout="bhld", **options)[..., :wide]
+
+
+def as_bias(mask, q):
+    """What a mask adds to scores; what it repeats stays one."""
+    mask = mask[tuple([slice(0, 1) if step == 0 else slice(None) for step in mask.stride()])]
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -float("inf"))
+    return mask.to(q.dtype)
+
+
+# ---- the registered op: words in one text, and what may change from call to call as numbers --------------------------
+
+
+def _flat(order, pattern, causal, dilation_mode, documents, queries, plan, backward, scale, cap, alibi, dropout,
+          seed, layout):
+    """An asked call as the op takes it. Numbers of a traced function may be symbols: they are in no text."""
+    lengths, changing, of_plan, places = [], [], None, None
+
+    def number(n):
+        lengths.append(n)
+        return "#"
+
+    constant_at_all = getattr(sys.modules.get("torch.fx.experimental.symbolic_shapes"), "has_static_value", None)
+
+    def constant(x):  # or a symbol, which a float stays where it multiplies a tensor, and nowhere else
+        if x is None or constant_at_all is None or constant_at_all(x):
+            return x
+        changing.append(torch.ones((), dtype=torch.float64) * x)
+        return "#"
+
+    if plan is not None:
+        _asked(order, pattern, causal, dilation_mode, documents, queries, plan)
+        of_plan, (*words, documents, queries) = [plan.length, plan.heads], plan.settings
     else:
-        call = _native(plan, settings, how, q, k)
-        if _transforming():
-            o, lse = _TransformedAttention.apply(call, seed, *tensors)
-        elif recorded or forward_ad._current_level >= 0:
-            o, lse = _Attention.apply(call, seed, *tensors)
-        else:
-            o, lse = _forward(call, seed, return_lse, tensors)
-    return (o, lse) if return_lse else o
-
-
-# ---- the registered op: what it is asked for stands in one text ------------------------------------------------------
+        words = _words(order, pattern, causal, dilation_mode)
+        if isinstance(documents, torch.Tensor):
+            places, documents = documents, None
+    text = None if documents is None else _documents(documents, number)
+    text = repr((*words, text, backward, constant(scale), constant(cap), alibi is True, constant(dropout), layout))
+    rows = None if queries is None else list(queries)
+    return places, torch.stack(changing) if changing else None, text, lengths, rows, of_plan, seed
 
 
 _read = functools.lru_cache(maxsize=256)(ast.literal_eval)
 
 
-def _op_call(text, q, k):
-    given, settings, how = _read(text)
-    return _native(given and _plan(*given, *settings), settings, how, q, k)
+def _op_call(q, k, slopes, places, changing, text, lengths, rows, of_plan, seed):
+    """The native call, and the seed."""
+    *words, documents, backward, scale, cap, published, dropout, layout = _read(text)
+    lengths, changing = iter(lengths), iter(() if changing is None else changing.tolist())
+    if documents is not None:
+        documents = re.sub("#", lambda _: str(next(lengths)), documents)
+    scale, cap, dropout = [next(changing) if x == "#" else x for x in (scale, cap, dropout)]
+    plan = None if of_plan is None else _plan(*of_plan, *words, documents, None if rows is None else tuple(rows))
+    given = (None,) * 6 if plan else (*words, places if documents is None else documents, rows)
+    plan, settings, how, _, seed = _asked(*given, plan, backward, scale, cap, published or slopes, dropout, seed)
+    return _native(plan, settings, how, q, k, layout), seed
 
 
 if _OP:
     _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? relative, Tensor? bias, Tensor? sink"
-    _INPUTS += ", Tensor? permutation, str asked, SymInt seed"
+    _INPUTS += ", Tensor? permutation, Tensor? places, Tensor? changing, str asked, SymInt[] lengths, SymInt[]? rows"
+    _INPUTS += ", SymInt[]? of_plan, SymInt? seed"
     _GIVEN = "Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, bool[] wanted"
 
     @torch.library.custom_op("hilt::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
-    def _op(q, k, v, slopes, relative, bias, sink, permutation, asked, seed):
-        tensors = (q, k, v, slopes, relative, bias, sink, permutation)
-        return _attend(_op_call(asked, q, k), None if seed < 0 else seed, *tensors)
+    def _op(*inputs):
+        call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
+        return _forward(call, seed, True, inputs[:8])
 
     @_op.register_fake
-    def _(q, k, v, slopes, relative, bias, sink, permutation, asked, seed):
+    def _(q, *inputs):
         stat = torch.float64 if q.dtype == torch.float64 else torch.float32
         return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=stat)
 
     @torch.library.custom_op("hilt::attention_backward", mutates_args=(), schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
-    def _op_backward(q, k, v, slopes, relative, bias, sink, permutation, asked, seed, o, lse, d_o, d_lse, wanted):
-        call, seed = _op_call(asked, q, k), None if seed < 0 else seed
-        tensors = (q, k, v, slopes, relative, bias, sink, permutation)
-        return list(_gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors))
+    def _op_backward(*inputs):
+        *inputs, o, lse, d_o, d_lse, wanted = inputs
+        call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
+        return list(_gradients(call, seed, wanted, o, lse, d_o, d_lse, *inputs[:8]))
 
     @_op_backward.register_fake
-    def _(q, k, v, slopes, relative, bias, sink, permutation, asked, seed, o, lse, d_o, d_lse, wanted):
-        return [x.new_empty(x.shape) for x, w in zip((q, k, v, slopes, relative, bias, sink), wanted) if w]
+    def _(*inputs):
+        return [x.new_empty(x.shape) for x, w in zip(inputs[:7], inputs[-1]) if w]
 
     def _keep(ctx, inputs, output):
-        *tensors, ctx.asked, ctx.seed = inputs
-        ctx.save_for_backward(*tensors, *output)
+        ctx.asked = inputs[10:]
+        ctx.save_for_backward(*inputs[:10], *output)
         ctx.set_materialize_grads(False)
 
     def _op_gradients(ctx, d_o, d_lse):
         *tensors, o, lse = ctx.saved_tensors
         wanted = [bool(w) for w in ctx.needs_input_grad[:8]]
-        d = iter(torch.ops.hilt.attention_backward(*tensors, ctx.asked, ctx.seed, o, lse, d_o, d_lse, wanted))
-        return (*[next(d) if w else None for w in wanted], None, None)
+        d = iter(torch.ops.hilt.attention_backward(*tensors, *ctx.asked, o, lse, d_o, d_lse, wanted))
+        return (*[next(d) if w else None for w in wanted], *[None] * 7)
 
     _op.register_autograd(_op_gradients, setup_context=_keep)
     _op_backward.register_autograd(_Gradients.backward, setup_context=lambda *_: None)
