@@ -89,9 +89,10 @@ template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 Isa active_isa();  // the best this processor has and this build contains; HILT_ISA lowers it by name
 
 namespace detail {
-template <class F> void with_isa(F&& f) {
+template <class F> auto with_isa(F&& f) {
   const auto at = [&]<Isa I>(CpuAt<I> where) {
-    if constexpr (is_built(I)) f(where);
+    if constexpr (is_built(I)) return f(where);
+    else return f(CpuAt<kIsas[0]>{});
   };
   switch (active_isa()) {
     case Isa::avx512_bf16:
@@ -106,7 +107,7 @@ template <class T, class F> void visit_cpu(F&& f) {
 }  // namespace detail
 
 /// Calls f(where) for the device of x, a float that kernels there take, told types at run time.
-template <class F> void with_device(const char* op, const Tensor& x, F&& f) {
+template <class F> auto with_device(const char* op, const Tensor& x, F&& f) {
   if (x.device().is_cpu() && is_floating(x.dtype())) return detail::with_isa(f);
   if constexpr (kHasCuda)
     if (x.device().is_cuda() && is_floating(x.dtype()) && x.dtype() != DType::f64) return f(cuda_of(x.device()));

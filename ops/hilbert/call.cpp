@@ -79,9 +79,7 @@ kernels::Output output(Tensor& x, Index row = 0) {
 }
 
 kernels::Kernels kernels_of(const Tensor& q) {
-  kernels::Kernels on;
-  with_device("attention", q, [&](auto where) { on = kernels::kernels_at(where, q.dtype()); });
-  return on;
+  return with_device("attention", q, [&](auto where) { return kernels::kernels_at(where, q.dtype()); });
 }
 kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tensor& q, const Tensor& k, const Tensor& v,
                                const kernels::Terms& terms) {

@@ -315,7 +315,7 @@ template <class E, int D> void hopper::one_owner_backward(Cuda where, const Back
     for_portions<true>(where, b, marks, group == 1, with, group);
   };
   if constexpr (D == 64)
-    if (!visits_on_device(*b.tiling, where).one_owner) return run.template operator()<Layout<D, false>>(2);
+    if (!visits(*b.tiling).one_owner) return run.template operator()<Layout<D, false>>(2);
   if constexpr (D <= 128) run.template operator()<Layout<D, true>>(1);
 }
 
