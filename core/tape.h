@@ -45,8 +45,8 @@ class Function {
   Function() = default;
   Function(Function&&) = default;  // moves onto the tape; what it saved has one keeper
   virtual ~Function() = default;
-  static void* operator new(std::size_t bytes) { return detail::take_block(bytes); }
-  static void operator delete(void* p, std::size_t bytes) noexcept { detail::give_block(p, bytes); }
+  static void* operator new(std::size_t bytes) { return detail::take_block(bytes); }  // small, and made by each op
+  static void operator delete(void* p, std::size_t bytes) noexcept { detail::give_block(p, bytes); }  // back to them
   virtual std::string_view name() const = 0;  // names a string that outlives the Function
   /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is
   /// false. dy may be shared with others: it is for reading.

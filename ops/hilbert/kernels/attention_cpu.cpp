@@ -180,7 +180,7 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
       for (std::int32_t i = begin; i < end; ++i) queries.store(i);
     }
   };
-  parallel_for(tasks.workers, 1, work);
+  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
 }
 
 void delta_of_rows(Cuda, const DeltaPass& x) {
@@ -234,7 +234,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     BackwardSpace<E> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) go_back(task, space);
   };
-  parallel_for(tasks.workers, 1, work);
+  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
 }
 
 }  // namespace
