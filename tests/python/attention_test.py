@@ -380,7 +380,8 @@ class Arguments(unittest.TestCase):
             "plan: no argument 'ordr'; did you mean order?": lambda: hilt.plan(16, ordr="row"),
             "plan (7): is of type int; expected what hilt.plan(..) gives": lambda: hilt.attention(q, k, v, plan=7),
             "k (array([[": lambda: hilt.attention(q, k.numpy(), v),
-            "is of type ndarray; expected a torch.Tensor, as q is": lambda: hilt.attention(q, k.numpy(), v),
+            "q (array([[": lambda: hilt.attention(q.numpy(), k, v),
+            "is of type ndarray; expected a torch.Tensor, as others are": lambda: hilt.attention(q, k.numpy(), v),
             "hilt.plan(..) makes one": lambda: hilt.Plan(16, 2),
         }
         for text, call in cases.items():
@@ -510,7 +511,7 @@ class Orders(unittest.TestCase):
             (torch.tensor([0, 1, 2, 3, 4, 5, 6, 6]), 3, "row 0: token 6 is at position 6 and again at 7"),
             (torch.arange(8.0), 2, "a tensor of type torch.float32; expected torch.int32 or int64"),
             (torch.arange(7), 2, "the permutation is [7]; expected [8] or [1, 8]"),
-            ([0, 1], 2, "permutation ([0, 1]): is of type list; expected a torch.Tensor, as q is"),
+            ([0, 1], 2, "permutation ([0, 1]): is of type list; expected a torch.Tensor, as others are"),
         ):
             with self.assertRaises(hilt.Error) as e:
                 hilt.attention(q, k, v, permutation=permutation)

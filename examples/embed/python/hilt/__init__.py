@@ -296,7 +296,7 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     asked = (order, pattern, causal, dilation_mode, documents, queries, plan, backward, scale, softcap, alibi, dropout,
              seed)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(q, torch.Tensor):
+    if torch is not None and q is not None and any([isinstance(x, torch.Tensor) for x in (q, k, v)]):
         import hilt._torch
 
         o, lse = hilt._torch.attention(asked, layout, (q, k, v, relative, bias, sink, permutation), return_lse)

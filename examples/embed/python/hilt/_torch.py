@@ -118,7 +118,7 @@ def attention(asked, layout, tensors, return_lse):
     except AttributeError:
         names = (*Gradients._fields, "permutation")
         name, x = next(t for t in zip(names, tensors) if not isinstance(t[1], (torch.Tensor, type(None))))
-        _refuse(name, x, "a torch.Tensor, as q is")
+        _refuse(name, x, "a torch.Tensor, as others are")
     enabled, type_of = _ASK.get(q.device.type, (bool, None))
     if enabled():
         dtype = type_of()
