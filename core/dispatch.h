@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 #include "core/config.h"
@@ -80,8 +81,7 @@ constexpr bool is_built(Isa isa) {
 }
 template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 
-/// Makes the compiler build a kernel, template <class T, class At>, for a type and a place. Its
-/// signature stands with its declaration alone.
+/// Has a kernel built for a type and a place; its signature stands with its declaration alone.
 #define HILT_KERNEL(KERNEL, T, AT) template decltype(KERNEL<T, AT>) KERNEL<T, AT>;
 #define HILT_GPU_KERNEL(KERNEL) \
   HILT_KERNEL(KERNEL, float, Cuda) HILT_KERNEL(KERNEL, bf16, Cuda) HILT_KERNEL(KERNEL, f16, Cuda)
@@ -92,7 +92,7 @@ namespace detail {
 template <class F> auto with_isa(F&& f) {
   const auto at = [&]<Isa I>(CpuAt<I> where) {
     if constexpr (is_built(I)) return f(where);
-    else return f(CpuAt<kIsas[0]>{});
+    else return f(CpuAt<*std::ranges::find_if(kIsas, is_built)>{});  // of the same type
   };
   switch (active_isa()) {
     case Isa::avx512_bf16:

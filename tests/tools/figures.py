@@ -175,7 +175,7 @@ def sweep(figures):
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: "/".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
-    lines += ["", "Milliseconds forward/backward, medians of three; of FlashAttention-4 backward in any order and in a "
+    lines += ["", "Milliseconds forward/backward, medians of three; FlashAttention-4 backward in any order, and in a "
               "fixed one. Peers have segments in storage order (`tests/bench/peers/named.py`).",
               stamp(command, now[-1]), "",
               f"{summary['problems']} problems drawn on the H200 at {summary['commit']} (`{summary['arguments']}`, "
