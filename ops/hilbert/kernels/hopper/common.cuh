@@ -317,26 +317,22 @@ void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, b
 
 // ---- work items and tiles in shared memory, from producer to consumer ---------------------------
 
-/// The items of a block, one after the other, for all threads that load: the first group is its
-/// own; the number of the next but one is asked for while this one is loaded.
+/// The items of a block, one after the other, for all threads that load: the first group is its own. Where items
+/// differ, the next is taken when this one is loaded: taken earlier, a block with a long one would hold another.
 struct Turns {
   const Work& w;
-  std::uint32_t slot;                                            // in shared memory, for two numbers
-  int last = static_cast<int>(blockIdx.x), part = 0, asked = 0;  // a group, and an owner of it
+  std::uint32_t slot;                                 // in shared memory, for two numbers
+  int last = static_cast<int>(blockIdx.x), part = 0;  // a group, and an owner of it
   std::uint32_t turn = 0;
-  __device__ __forceinline__ void ask() {
-    if (w.taken && threadIdx.x == 0) asked = static_cast<int>(gridDim.x) + atomicAdd(w.taken, 1);
-  }
   __device__ __forceinline__ int now() const { return last * static_cast<int>(w.group.d) + part; }
   /// Below 0 after the last one.
   __device__ __forceinline__ int next() {
     if (++part < static_cast<int>(w.group.d)) return now();
     part = 0;
     if (w.taken) {
-      if (threadIdx.x == 0) store_shared(slot + 4 * turn, asked);
+      if (threadIdx.x == 0) store_shared(slot + 4 * turn, static_cast<int>(gridDim.x) + atomicAdd(w.taken, 1));
       named_sync(kTurnBarrier, kWarpgroup);
       last = load_shared<int>(slot + 4 * turn), turn ^= 1;
-      ask();
     } else {
       last += static_cast<int>(gridDim.x);
     }
@@ -345,7 +341,7 @@ struct Turns {
 };
 
 /// Work items for the consumer, which reads one when its owner's tile has landed, and again for its
-/// results, when that tile may be another one already. The producer writes them an item ahead.
+/// results, when that tile may be another one already.
 template <int kTiles> struct Records {
   static constexpr std::uint32_t kSlots = kTiles + 2, kBytes = kSlots * sizeof(Item);
   std::uint32_t first, slot = 0;
@@ -465,24 +461,25 @@ template <class M> struct Rings {
   }
 };
 
-/// What a block loads: loader.load(item, the next one) for each, with a record of it an item ahead,
-/// and one more stage of its owners' tiles that says that there is no other. begin(item) fetches
-/// early.
+/// What a block loads: loader.load(item) for each, and one more stage of its owners' tiles that says
+/// that there is no other. begin(item) fetches early.
 template <class M, class Loader> __device__ __forceinline__ void load_items(Loader loader) {
   auto& to = loader.to;
   Turns turns{loader.p, to.base + M::turns};
-  turns.ask();
-  Item next = loader.item(turns.now());
-  to.items.write(next);
-  loader.begin(next);
-  while (next.number >= 0) {
-    const Item x = next;
-    const int i = turns.next();
-    if (i >= 0) next = loader.item(i);
-    else next = {.number = -1};
-    loader.load(x, next);
+  const auto item = [&](int i) { return i >= 0 ? loader.item(i) : Item{.number = -1}; };
+  Item x = item(turns.now());
+  loader.begin(x);
+  while (x.number >= 0) {
+    Item next;
+    if (!loader.p.taken) next = item(turns.next());
+    to.owned.wait_empty();
+    to.items.write(x);
+    loader.load(x);
+    if (loader.p.taken) next = item(turns.next());
+    loader.begin(x = next);
   }
   to.owned.wait_empty();
+  to.items.write(x);
   announce(to.owned.full());
 }
 

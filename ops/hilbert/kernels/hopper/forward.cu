@@ -94,10 +94,8 @@ template <class M> struct Loader {
   }
   __device__ __forceinline__ Item item(int i) const { return p.item(i); }
   /// Loads the rows of Q of an item, and those of K and V, stage by stage.
-  __device__ __forceinline__ void load(const Item& x, const Item& next) {
+  __device__ __forceinline__ void load(const Item& x) {
     using Keys = typename M::Keys;
-    to.owned.wait_empty();
-    to.items.write(next);
     if (x.steps > 0)
       gather.copy_held<typename M::Queries>(to.owned.tile(), query, {p.q, x.batch, x.head}, x.rows == kTile,
                                             to.owned.full());
@@ -131,7 +129,6 @@ template <class M> struct Loader {
       announce(values.full());
       to.streamed.next();
     }
-    begin(next);
   }
 };
 

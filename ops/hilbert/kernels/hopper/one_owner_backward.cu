@@ -54,7 +54,6 @@ template <class M> struct Loader {
   Walk walk;
   int key = -1, query = -1;  // tokens of this thread, for what is loaded next
 
-  __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, {x.row, x.rows}); }
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
   /// Q and dO, and L and Delta.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
@@ -74,27 +73,25 @@ template <class M> struct Loader {
   __device__ __forceinline__ Item item(int i) const { return p.item(i); }
   /// Loads what is known early of the next item.
   __device__ __forceinline__ void begin(const Item& x) {
-    fetch_keys(x);
+    key = gather.fetch(p.lists.k_token, {x.row, x.rows});
     walk = Walk(p, x);
     fetch_queries();
   }
-  __device__ __forceinline__ void load(const Item& x, const Item& next) {
+  __device__ __forceinline__ void load(const Item& x) {
     using Keys = typename M::Keys;
-    to.owned.wait_empty();
-    to.items.write(next);
     if (x.steps > 0) {
       gather.copy_held<Keys>(to.owned.tile(), key, {p.k, x.batch, x.head});
       gather.copy_held<Keys>(to.owned.tile() + Keys::kBytes, key, {p.v, x.batch, x.head});
     }
     announce(to.owned.full());
     to.owned.next();
-    if (x.steps == 0) return begin(next);
-    fetch_keys(next);
+    if (x.steps == 0) return;
     const int steps = (x.steps + M::kTogether - 1) / M::kTogether * M::kTogether;  // an empty one makes up a pair
     for (int i = x.first_head; i < x.last_head; ++i)
       for (int step = 0; step < steps; ++step) {
         load_queries(x, p.query_head[i]);
-        if (step + 1 == steps) walk = Walk(p, i + 1 < x.last_head ? x : next);
+        if (step + 1 == steps && i + 1 == x.last_head) return;
+        if (step + 1 == steps) walk = Walk(p, x);
         fetch_queries();
       }
   }

@@ -135,16 +135,13 @@ template <class M> struct Loader {
     fetch_step();
   }
   __device__ __forceinline__ Item item(int i) const { return item_of<M>(p, i); }
-  __device__ __forceinline__ void load(const Item& x, const Item& next) {
-    load_owned(x, next);
+  __device__ __forceinline__ void load(const Item& x) {
+    load_owned(x);
     load_stream(x);
-    begin(next);
   }
   /// Loads an item's own rows.
-  __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
+  __device__ __forceinline__ void load_owned(const Item& x) {
     using OwnedTile = typename M::OwnedTile;
-    to.owned.wait_empty();
-    to.items.write(next);
     if (x.steps > 0) {
       const std::uint32_t tile = to.owned.tile(), full = to.owned.full();
       const bool all = x.rows - x.part * kCell >= M::kOwned;
