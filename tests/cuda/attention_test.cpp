@@ -163,6 +163,7 @@ std::vector<Case> masked() {
                    .kv_heads = 3,
                    .dim = dim,
                    .causality = token});
+    out.push_back({.pattern = "slide:511", .order = "row", .length = 2048, .dim = dim, .causality = token});
     out.push_back({.pattern = "segment:512", .dim = dim, .causality = token});
     out.push_back({.pattern = "segment:1024,dilation=4", .order = "row", .dim = dim, .causality = token});
     out.push_back({.pattern = "slide:100", .order = "row", .dim = dim});
@@ -188,6 +189,7 @@ std::vector<Case> of_every_size() {
         out.push_back(c);
       };
       add({.pattern = "dense", .order = "row", .length = 1000, .heads = 4, .kv_heads = 2, .causality = token});
+      add({.pattern = "dense", .order = "row", .length = 1088, .heads = 4, .kv_heads = 2, .causality = token});
       add({.pattern = "dense", .batch = 2, .length = 333, .heads = 3, .kv_heads = 1});
       add({.pattern = "segment:64", .batch = 2, .length = 1037, .heads = 4, .kv_heads = 2, .causality = token});
       add({.pattern = "segment:100", .length = 1037, .heads = 3, .kv_heads = 1});

@@ -47,7 +47,7 @@ struct VisitsView {
     std::vector<std::int32_t> portion;  // of owners, see VisitSide; where this process reads it
     Index made, parts;
   };
-  Side queries, keys;
+  Side queries, keys, threes;
   std::span<const std::uint32_t> mask;
   bool mixed, eights;
 };

@@ -64,7 +64,7 @@ void each_list(const Visits& x, VisitsView& v, auto&& visit) {
   const auto visit_side = [&](const VisitSide& side, VisitsView::Side& view) {
     visit(side.owner, view.owner), visit(side.part, view.part), visit(side.visit, view.visit);
   };
-  visit_side(x.queries, v.queries), visit_side(x.keys, v.keys);
+  visit_side(x.queries, v.queries), visit_side(x.keys, v.keys), visit_side(x.threes, v.threes);
   visit(x.mask, v.mask);
 }
 
@@ -139,7 +139,7 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
       its.longest = static_cast<double>(its.steps) / static_cast<double>(all);
       its.portion = side.portion, its.made = side.made, its.parts = side.parts;
     };
-    describe(made.queries, view.queries), describe(made.keys, view.keys);
+    describe(made.queries, view.queries), describe(made.keys, view.keys), describe(made.threes, view.threes);
     return made;
   });
 }

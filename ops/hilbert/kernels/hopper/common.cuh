@@ -16,8 +16,8 @@ constexpr int kTile = 128;                           // rows of an owner's tile
 constexpr int kCell = 64;                            // rows of a step
 constexpr int kMultiplying = 2 * kWarpgroup;         // threads of the two warpgroups that multiply, 64 rows each
 constexpr int kThreads = kWarpgroup + kMultiplying;  // the first warpgroup loads
-constexpr int kFiniteBarrier = 1;                    // of all that multiply, and 4 and 5 of each warpgroup
-constexpr int kTurnBarrier = 6;                      // of all that load
+constexpr int kFiniteBarrier = 1;                    // of all that multiply, and 4 to 6 of each warpgroup
+constexpr int kTurnBarrier = 7;                      // of all that load
 constexpr std::size_t kMostShared = 227 << 10;       // bytes a block can have
 using Half = std::uint16_t;                          // a number of 16 bits, whatever its type
 
@@ -43,7 +43,7 @@ template <class Void> Operand operand_of(const AnyRows<Void>& x) {
 /// Rows that are read: gathered or, whole tiles of tokens that count up, by the copy engine.
 struct Source : Operand {
   bool mapped;
-  CUtensorMap map;  // boxes of 64 columns and a tile's rows, of one head
+  CUtensorMap map;  // boxes of 64 columns and 64 rows, of one head
 };
 /// A source's rows of one head and batch.
 struct HeadRows {
@@ -52,7 +52,7 @@ struct HeadRows {
   const Half* base = of.at(batch, head);
 };
 /// Mapped where the pass's list of tokens counts up and the driver makes such a map.
-inline Source source_of(const Input& x, const AttentionPass& a, bool keys, int rows) {
+inline Source source_of(const Input& x, const AttentionPass& a, bool keys) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* f = nullptr;
@@ -68,7 +68,7 @@ inline Source source_of(const Input& x, const AttentionPass& a, bool keys, int r
   const Index heads = keys ? a.sizes.kv_heads : a.sizes.heads;
   const cuuint64_t sizes[] = {wide(a.sizes.dim), wide(heads), kMost, kMost};
   const cuuint64_t strides[] = {wide(2 * x.head), wide(2 * x.token), wide(2 * x.batch)};
-  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(rows), 1}, each[] = {1, 1, 1, 1};
+  const cuuint32_t box[] = {64, 1, kCell, 1}, each[] = {1, 1, 1, 1};
   s.mapped = encode(&s.map, x.type == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                     4, const_cast<Half*>(s.data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -86,15 +86,14 @@ struct alignas(16) Item {
   int front_row, front_rows, front_cells, front_mask;  // the first visit
 };
 
-/// 64 rows of the other side, and the cells of the owner's two halves.
-struct Step {
+/// 64 rows of the other side, and the cells of the owner's halves.
+struct alignas(16) Step {
   int row = 0, rows = 0;
-  std::uint32_t cells = 0;
-  const int4* from = nullptr;  // the visit
-  int mask = 0;                // see Visit
-  __device__ int cell(int half) const { return static_cast<int>(cells >> 16 * half & 0xffff); }
+  std::uint32_t cells = 0;  // of two
+  int mask = 0;             // see Visit
+  __device__ int cell(int half) const { return half == 2 ? mask : static_cast<int>(cells >> 16 * half & 0xffff); }
   static constexpr std::uint32_t kAllFull = Visits::kFull << 16 | Visits::kFull;
-  __device__ bool is_full() const { return cells == kAllFull; }
+  __device__ bool is_full(int halves = 2) const { return cells == kAllFull && (halves < 3 || mask == Visits::kFull); }
 };
 
 /// The items of a launch, and what they visit.
@@ -153,12 +152,13 @@ struct Work {
     if (!redo) return true;
     finite = kBoth ? named_all(kFiniteBarrier, kMultiplying, finite) : named_all(4 + half, kWarpgroup, finite);
     if (finite) return true;
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    if (thread < x.tiles) {
-      const Tiling::Range rows = tile[x.tile + thread];
-      const int all = rows.end - rows.begin, front = max(min(x.row + kCell - rows.begin, all), 0);
-      std::uint32_t* const to = redo + row(x.batch, x.head) * static_cast<std::int64_t>(tile.size()) + x.tile + thread;
-      reinterpret_cast<std::uint16_t*>(to)[half] = static_cast<std::uint16_t>(half == 0 ? front : all - front);
+    const int its = x.tile + static_cast<int>(threadIdx.x) % kWarpgroup, first = x.row + half * kCell,
+              end = first + kCell;
+    if (its < x.tile + x.tiles && tile[its].begin < end && first < tile[its].end) {
+      std::uint32_t* const to = redo + row(x.batch, x.head) * static_cast<std::int64_t>(tile.size()) + its;
+      const bool front = first <= tile[its].begin;
+      reinterpret_cast<std::uint16_t*>(to)[front ? 0 : 1] =
+          static_cast<std::uint16_t>(front ? min(end, tile[its].end) - tile[its].begin : tile[its].end - first);
     }
     *any = 1;
     return false;
@@ -180,7 +180,7 @@ struct Walk {
         cells(static_cast<std::uint32_t>(x.front_cells)) {}
   __device__ __forceinline__ Step take() {
     if (left == 0) return {};
-    const Step s{row, min(rows, kCell), cells, next, mask};
+    const Step s{row, min(rows, kCell), cells, mask};
     row += kCell, rows -= kCell, --left;
     if (left > 0 && rows <= 0) {
       const int4 v = __ldg(++next);
@@ -189,32 +189,30 @@ struct Walk {
     return s;
   }
   /// How many times `steps` steps are left of this visit, if these are full.
-  __device__ __forceinline__ int full(int steps) const { return cells == Step::kAllFull ? rows / (steps * kCell) : 0; }
-  /// Takes `steps` that are all of one visit, if it goes on behind them or is the last.
-  __device__ __forceinline__ bool takes_whole(int steps) {
-    if (rows < steps * kCell || (rows == steps * kCell && left > steps)) return false;
-    row += steps * kCell, rows -= steps * kCell, left -= steps;
-    return true;
+  __device__ __forceinline__ int full(int steps, int halves = 2) const {
+    return Step{0, 0, cells, mask}.is_full(halves) ? rows / (steps * kCell) : 0;
   }
 };
 
-/// The work of one portion of owners, or of their parts, if they have any. kKeys: keys are owned.
+/// The work of one portion of owners, or of their parts, if they have any. kKeys: keys are owned;
+/// threes: see Visits.
 template <bool kKeys>
 Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1,
-             bool parts = false) {
+             bool parts = false, bool threes = false) {
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   Work w{};
   w.length = static_cast<int>(s.queries), w.heads = static_cast<int>(s.heads), w.chunks = static_cast<int>(s.dim / 8);
   w.scale = static_cast<float>(s.scale), w.scale_log2 = w.scale * kLog2e;
-  w.lists = on_device(*a.tiling, where), w.side = kKeys ? visits.keys : visits.queries, w.mask = visits.mask.data();
+  w.lists = on_device(*a.tiling, where), w.mask = visits.mask.data();
+  w.side = kKeys ? visits.keys : threes ? visits.threes : visits.queries;
   const auto first = static_cast<std::size_t>(w.side.portion[portion]);
   w.side.owner = w.side.owner.subspan(first, static_cast<std::size_t>(w.side.portion[portion + 1]) - first);
   if (parts && w.side.parts > 1)
     w.side.owner = w.side.part, w.part_rows = static_cast<int>((kKeys ? w.lists.k_token : w.lists.q_token).size());
   w.made = marks.masks;
   w.tile = kKeys ? w.lists.k_tile : w.lists.q_tile, w.redo = kKeys ? marks.keys : marks.queries, w.any = marks.any;
-  if (w.side.uneven) w.taken = marks.taken + kKeys;
+  if (w.side.uneven && marks.taken) w.taken = marks.taken + kKeys;
   Index slots = 0;
   const Index each = s.heads / s.kv_heads;
   for (Index i = 0; i < a.n_heads; ++i) {
@@ -244,11 +242,12 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
 /// run(work) for each portion of owners, once the masks that a plan had no room for are made. All
 /// but the largest plans have one portion.
 template <bool kKeys, class F>
-void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const F& run, Index group = 1) {
+void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const F& run, Index group = 1,
+                  bool threes = false) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
   for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
-    const Work w = work_of<kKeys>(where, a, marks, i, group, parts);
+    const Work w = work_of<kKeys>(where, a, marks, i, group, parts, threes);
     if (side.made > 0) make_masks(where, *a.tiling, w.side.owner, !kKeys, marks.masks, w.taken);
     run(w);
   }
@@ -285,11 +284,10 @@ struct OnePass : Work {
     *any = 1;
   }
 };
-/// queries: rows of a tile of them.
-inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks& marks, int queries) {
+inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks& marks) {
   OnePass p{work};
-  p.q = source_of(b.q, b, false, queries), p.d_o = source_of(b.d_o, b, false, queries);
-  p.k = source_of(b.k, b, true, kTile), p.v = source_of(b.v, b, true, kTile);
+  p.q = source_of(b.q, b, false), p.d_o = source_of(b.d_o, b, false);
+  p.k = source_of(b.k, b, true), p.v = source_of(b.v, b, true);
   p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk);
   p.dq = static_cast<Half*>(b.dq.data), p.dk = b.dk.data, p.dv = b.dv.data;
   p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
@@ -309,16 +307,18 @@ template <int D, class F> void with_extra(const AttentionPass& a, const F& run) 
 /// Parts of one attention, which are merged or added, are what ranks exchange rows between: with a
 /// block an item, copies get in wherever one ends. Leaving multiprocessors free was slower.
 template <class Problem>
-void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true, Index most = kItems) {
+void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true, Index most = kItems,
+           int threads = kThreads) {
   const Index groups = p.items / static_cast<int>(p.group.d),
               blocks = stays ? std::min({Index{properties(where.device).multiprocessors}, groups, most}) : groups;
-  launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
+  launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), threads, shared, p);
 }
 
 // ---- work items and tiles in shared memory, from producer to consumer ---------------------------
 
-/// The items of a block, one after the other, for all threads that load: the first group is its own. Where items
-/// differ, the next is taken when this one is loaded: taken earlier, a block with a long one would hold another.
+/// The items of a block, one after the other, for all threads that load: the first group is its
+/// own. Where items differ, the next is taken when this one is loaded: taken earlier, a block with
+/// a long one would hold another.
 struct Turns {
   const Work& w;
   std::uint32_t slot;                                 // in shared memory, for two numbers
@@ -358,17 +358,6 @@ template <int kTiles> struct Records {
     return x;
   }
 };
-/// A stage has the visits of its steps and, behind them, those of the next stage's: so a consumer
-/// knows these before the next stage is full. A visit whose cells are compared has one step.
-__device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
-  copy_16(to, visit ? visit : reinterpret_cast<const int4*>(side.visit.data()), visit != nullptr);
-}
-/// With its rows and masks where they are asked for.
-__device__ __forceinline__ Step step_of(std::uint32_t at, std::uint32_t cells, bool whole) {
-  if (!whole) return {0, kCell, cells};
-  const auto v = load_shared<int4>(at);
-  return {v.x, v.y, cells, nullptr, v.w};
-}
 
 /// A tile of kRows rows of D numbers, see swizzled().
 template <int D, int kRows_> struct Tile {
@@ -377,22 +366,21 @@ template <int D, int kRows_> struct Tile {
   static constexpr std::uint32_t kPanel = kRows * kPanelRow, kBytes = kPanels * kPanel;
 };
 
-/// A tile of a head's rows from token `first` on, by one thread and the copy engine. What lies
-/// beyond the columns is zero.
+/// 64 rows of a tile, of a head's tokens from `first` on, by one thread and the copy engine. What
+/// lies beyond the columns is zero.
 template <class Tile>
-__device__ __forceinline__ void load_boxes(std::uint32_t tile, const Source& from, int batch, int head, int first,
-                                           std::uint32_t barrier) {
-  barrier_expect_more(barrier, Tile::kBytes);
+__device__ __forceinline__ void load_boxes(std::uint32_t tile, const HeadRows& x, int first, std::uint32_t barrier) {
+  barrier_expect_more(barrier, Tile::kPanels * kCell * kPanelRow);
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel)
-    box_load(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel, from.map, 64 * panel, head, first, batch,
+    box_load(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel, x.of.map, 64 * panel, x.head, first, x.batch,
              barrier);
 }
 
 /// A ring of stages, each with a barrier for "full" and one for "empty", and where one role stands
 /// in it: a stage, and the parity of its phase. The producer waits for "empty", which passes
 /// directly in the first round; the consumer waits for "full".
-template <int kStages_, std::uint32_t kStageBytes> struct Ring {
+template <int kStages_, std::uint32_t kStageBytes, int kHalves = 2> struct Ring {
   static constexpr int kStages = kStages_;
   static constexpr std::uint32_t kBytes = kStages * kStageBytes, kBarriers = 16 * kStages;
   std::uint32_t stages, barriers, parity;
@@ -400,7 +388,7 @@ template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   __device__ Ring(std::uint32_t at, std::uint32_t its_barriers, bool loads)
       : stages(at), barriers(its_barriers), parity(loads) {}
   __device__ void set_up() const {
-    constexpr int kLoad = kWarpgroup + 1, kMultiply = kMultiplying / kWarp;  // see announce() and release()
+    constexpr int kLoad = kWarpgroup + 1, kMultiply = kHalves * kWarpgroup / kWarp;  // see announce() and release()
     for (std::uint32_t i = 0; i < kStages; ++i)
       barrier_init(barriers + 8 * i, kLoad), barrier_init(barriers + 8 * (kStages + i), kMultiply);
   }
@@ -461,8 +449,8 @@ template <class M> struct Rings {
   }
 };
 
-/// What a block loads: loader.load(item) for each, and one more stage of its owners' tiles that says
-/// that there is no other. begin(item) fetches early.
+/// What a block loads: loader.load(item) for each, and one more stage of its owners' tiles that
+/// says that there is no other. begin(item) fetches early.
 template <class M, class Loader> __device__ __forceinline__ void load_items(Loader loader) {
   auto& to = loader.to;
   Turns turns{loader.p, to.base + M::turns};
@@ -511,36 +499,25 @@ struct Gather {
     for (int i = 0; i < kRows; ++i) token[i] = __shfl_sync(~0u, held, 4 * i + lane / 8);
   }
   /// Those rows, to a stage whose barrier is `full`; whole: all rows of the tile are there.
-  template <class Tile, int kRows>
+  template <class Tile, bool kGathers = true, int kRows>
   __device__ __forceinline__ void copy(std::uint32_t tile, const int (&token)[kRows], const HeadRows& x, bool whole,
                                        std::uint32_t full) const {
-    if (whole && x.of.mapped) {
-      if (threadIdx.x == 0) load_boxes<Tile>(tile, x.of, x.batch, x.head, token[0], full);
+    if (!kGathers || (whole && x.of.mapped)) {
+      if (threadIdx.x == 0)
+#pragma unroll
+        for (int i = 0; i < kRows; i += kCell / 16)
+          load_boxes<Tile>(tile + static_cast<std::uint32_t>(i) * 16 * kPanelRow, x, token[i], full);
       return;
     }
     const Half* const mine = x.base + chunk * 8;
-    const auto bytes = static_cast<std::uint32_t>(x.of.token) * 2;
-    const auto copy_row = [&](int i, const Half* line, auto&& there) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const Half* const line = mine + static_cast<std::int64_t>(max(token[i], 0)) * x.of.token;
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel)
         copy_16(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel + at +
                     static_cast<std::uint32_t>(i) * 16 * kPanelRow,
-                line + panel * 64, there(panel));
-    };
-    if (whole && chunks == 2 * Tile::kSteps) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        copy_row(i,
-                 reinterpret_cast<const Half*>(reinterpret_cast<const char*>(mine) +
-                                               std::uint64_t{static_cast<std::uint32_t>(token[i])} * bytes),
-                 [&](int panel) {  // of the last panel there may be a part
-                   return 8 * panel + 8 <= 2 * Tile::kSteps || 8 * panel + chunk < 2 * Tile::kSteps;
-                 });
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        copy_row(i, mine + static_cast<std::int64_t>(max(token[i], 0)) * x.of.token,
-                 [&](int panel) { return token[i] >= 0 && panel * 8 + chunk < chunks; });
+                line + panel * 64, token[i] >= 0 && panel * 8 + chunk < chunks);
     }
   }
   /// The same from what each thread holds, once.
@@ -567,8 +544,8 @@ struct Lane {
 };
 
 /// What a block does, if it has the registers and the memory: the first warpgroup loads, the others
-/// multiply(where they are, rings).
-template <class Loader, class M, class Problem, class Multiply>
+/// multiply(where they are, rings), 64 rows each.
+template <class Loader, class M, int kHalves = 2, class Problem, class Multiply>
 __device__ __forceinline__ void run_block(const Problem& p, const Multiply& multiply) {
   static_assert(M::size <= kMostShared);
   extern __shared__ __align__(1024) std::uint8_t memory[];
@@ -585,7 +562,7 @@ __device__ __forceinline__ void run_block(const Problem& p, const Multiply& mult
     load_items<M>(Loader{p, rings, Gather(p.chunks)});
     return;
   }
-  more_registers<registers_left(kThreads, M::kProducerRegisters)>();
+  more_registers<registers_left((1 + kHalves) * kWarpgroup, M::kProducerRegisters)>();
   multiply(Lane(group), rings);
 }
 
@@ -666,14 +643,6 @@ template <int N> __device__ __forceinline__ void mask(float (&x)[N], int first, 
 
 // ---- dropout -----------------------------------------------------------------------------------
 
-/// Follows the rows of steps, of which a visit tells where its first one begins.
-struct StepRow {
-  int visit = -1, row = 0;
-  __device__ __forceinline__ void go_on(int its_visit) {
-    row = its_visit == visit ? row + kCell : its_visit;
-    visit = its_visit;
-  }
-};
 /// In: piece p of lane l of 2 or 4 or 8 lanes, in nibbles, bytes or halves. Out: piece l of lane p.
 __device__ __forceinline__ std::uint32_t swap_nibbles(std::uint32_t x, int lanes, bool odd) {
   const std::uint32_t other = __shfl_xor_sync(~0u, x, lanes);

@@ -13,6 +13,8 @@
 // copy of anything exists.
 //
 // A stage has one or two steps of 64 keys: two keep the tensor cores busier, one leaves out more.
+// At head dim 64 exponentials bound a warpgroup: where all rows come by the copy engine, loaders
+// need few registers, and three warpgroups multiply, for 192 queries.
 //
 // Merges: the state of an online softmax goes on, or ends here: O so far is f32, O' f32 or final.
 //
@@ -24,7 +26,7 @@ namespace {
 
 using namespace kernels::hopper;
 
-constexpr int kSoftmaxBarrier = 2;  // and 3: of the second warpgroup
+constexpr int kSoftmaxBarrier = 8;  // and 9 and 10: of other warpgroups
 
 struct ForwardProblem : Work {
   Source q, k, v;
@@ -40,15 +42,14 @@ struct ForwardProblem : Work {
   ScoreTerms terms;
 };
 
-template <int D_, int kKeys, Extra kExtra_> struct Layout {
-  static constexpr int D = D_, kSteps = kKeys / kCell;
-  static constexpr int kProducerRegisters = 72;
-  static constexpr Extra kExtra = kExtra_;
+template <int D_, int kKeys, Extra kExtra, int kHalves_ = 2> struct Layout {
+  static constexpr int D = D_, kSteps = kKeys / kCell, kHalves = kHalves_;
+  static constexpr int kProducerRegisters = kHalves == 3 ? 32 : 72;
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
-  using Queries = Tile<D, kTile>;
+  using Queries = Tile<D, kHalves * kCell>;
   using Keys = Tile<D, kKeys>;
-  using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes>;
-  using StreamedRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
+  using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes, kHalves>;
+  using StreamedRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes, kHalves>;
   using Items = Records<OwnedRing::kStages>;
   static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
   static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * kPlanes * 4 : 0, kTable = kTerms ? kTableBytes<D> : 0;
@@ -67,25 +68,18 @@ template <class M> struct Loader {
   Rings<M> to;
   const Gather gather;
   Walk walk;
-  int query = -1, key = -1;     // tokens of this thread, for what is loaded next
-  int key_row = -1;             // with terms, where that stands in its list
-  const int4* visit = nullptr;  // of one step of the next stage, the first for even threads, if it has one
-  bool whole = false;           // of which every row is there
-  int full = 0;                 // from it on, of one visit
+  int query = -1, key = -1;  // tokens of this thread, for what is loaded next
+  struct Stage {
+    Step step[M::kSteps];
+    int full = 0, row = -1;  // full stages from it on, of one visit; where this thread's row stands in its list, if any
+  } stage;
 
   __device__ __forceinline__ void fetch_stage() {
-    full = walk.full(M::kSteps);
-    whole = walk.takes_whole(M::kSteps);
-    if (whole) {
-      key_row = walk.row - M::Keys::kRows + gather.mine;
-      key = gather.mine < M::Keys::kRows ? __ldg(p.lists.k_token.data() + key_row) : 0;
-      visit = walk.next;
-      return;
-    }
-    const Step first = walk.take(), second = M::kSteps == 2 ? walk.take() : Step{};
-    key_row = gather.row_of(first, second);
-    visit = M::kSteps == 1 || threadIdx.x % 2 == 0 ? first.from : second.from;
-    key = key_row >= 0 ? __ldg(p.lists.k_token.data() + key_row) : -1;
+    stage.full = walk.full(M::kSteps, M::kHalves);
+#pragma unroll
+    for (Step& step : stage.step) step = walk.take();
+    stage.row = gather.row_of(stage.step[0], M::kSteps == 2 ? stage.step[M::kSteps - 1] : Step{});
+    key = stage.row >= 0 ? __ldg(p.lists.k_token.data() + stage.row) : -1;
   }
   __device__ __forceinline__ void begin(const Item& x) {
     walk = Walk(p, x);
@@ -96,9 +90,14 @@ template <class M> struct Loader {
   /// Loads the rows of Q of an item, and those of K and V, stage by stage.
   __device__ __forceinline__ void load(const Item& x) {
     using Keys = typename M::Keys;
-    if (x.steps > 0)
-      gather.copy_held<typename M::Queries>(to.owned.tile(), query, {p.q, x.batch, x.head}, x.rows == kTile,
-                                            to.owned.full());
+    const HeadRows q{p.q, x.batch, x.head};
+    if constexpr (M::kHalves == 3) {
+      for (int row = 0; threadIdx.x == 0 && row < x.rows; row += kCell)
+        load_boxes<typename M::Queries>(to.owned.tile() + static_cast<std::uint32_t>(row) * kPanelRow, q, query + row,
+                                        to.owned.full());
+    } else if (x.steps > 0) {
+      gather.copy_held<typename M::Queries>(to.owned.tile(), query, q, x.rows == kTile, to.owned.full());
+    }
     if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table(), true);
     announce(to.owned.full());
     to.owned.next();
@@ -106,26 +105,38 @@ template <class M> struct Loader {
     p.heads_each.split(x.head, kv_head, rest);
     const HeadRows k{p.k, x.batch, kv_head}, v{p.v, x.batch, kv_head};
     for (int step = 0; step < x.steps; step += M::kSteps) {
-      const int held = key, its_row = key_row;
-      const int4* const its_visit = visit;
-      const bool its_whole = whole;
-      const int its_full = full;
-      visit = nullptr;
+      const Stage its = stage;
+      const int held = key;
+      stage = {};
       if (walk.left > 0) fetch_stage();
       to.streamed.wait_empty();
       int token[4 * M::kSteps];
       gather.hand_out(held, token);
-      gather.copy<Keys>(to.streamed.tile(), token, k, its_whole, to.streamed.full());
-      if (threadIdx.x < 2 * M::kSteps)
-        copy_step(to.steps(to.streamed) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
-      if (threadIdx.x == 0) store_shared(to.steps(to.streamed) + M::kFull, its_full);
+      bool whole = its.step[0].rows == kCell;
+      if (const int rows = its.step[M::kSteps - 1].rows; rows > 0) {
+        whole = whole && rows == kCell;
+      } else {  // no key attends there: the first step's rows once more
+#pragma unroll
+        for (int i = 0; i < 4; ++i) token[4 * (M::kSteps - 1) + i] = token[i];
+      }
+      const auto copy = [&](const auto& ring, const HeadRows& x) {
+        gather.copy<Keys, M::kHalves == 2>(ring.tile(), token, x, whole, ring.full());
+      };
+      copy(to.streamed, k);
+      if (threadIdx.x == 0) {  // the next stage's steps too, which are then known before it is full
+        const std::uint32_t at = to.steps(to.streamed);
+#pragma unroll
+        for (std::uint32_t i = 0; i < M::kSteps; ++i)
+          store_shared(at + i * 16, its.step[i]), store_shared(at + (M::kSteps + i) * 16, stage.step[i]);
+        store_shared(at + M::kFull, its.full);
+      }
       if constexpr (M::kTerms)
         if (gather.mine < Keys::kRows)
-          copy_site<Keys::kRows>(p.terms, to.sites(to.streamed), gather.mine, its_row, its_row >= 0);
+          copy_site<Keys::kRows>(p.terms, to.sites(to.streamed), gather.mine, its.row, its.row >= 0);
       announce(to.streamed.full());
       const auto values = to.streamed.behind();
       values.wait_empty();
-      gather.copy<Keys>(values.tile(), token, v, its_whole, values.full());
+      copy(values, v);
       announce(values.full());
       to.streamed.next();
     }
@@ -192,11 +203,10 @@ template <class E, class M> struct Attend {
   KeyRing k = from.streamed;
   enum class Pairs { none, some, all } pairs;
   int cell[kParts];
-  int full = 0;                 // how many stages from it on are full, as far as that is known
-  std::uint32_t ahead[kParts];  // cells of the stage behind it, if it was looked at
+  int full = 0;        // how many stages from it on are full, as far as that is known
+  int2 ahead[kParts];  // cells of the stage behind it, if it was looked at
   std::uint32_t word[kParts];
   // With kDrops: where rows begin, and the words of what survives.
-  StepRow step_row{};
   int row[kParts], own = 0;
   std::uint32_t head = 0, survive[kParts];
   // With kTerms: an item's batch and head, and the lane's queries.
@@ -205,10 +215,10 @@ template <class E, class M> struct Attend {
 
   static constexpr bool kTurns = D == 64;
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (kTurns) named_sync(kSoftmaxBarrier + at.half, kMultiplying);
+    if constexpr (kTurns) named_sync(kSoftmaxBarrier + at.half, 2 * kWarpgroup);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kTurns) named_arrive(kSoftmaxBarrier + (at.half ^ 1), kMultiplying);
+    if constexpr (kTurns) named_arrive(kSoftmaxBarrier + (at.half + 1) % M::kHalves, 2 * kWarpgroup);
   }
 
   /// Takes the next stage, when its keys are there.
@@ -220,11 +230,9 @@ template <class E, class M> struct Attend {
   /// The next of a run of full stages: of one visit.
   __device__ __forceinline__ void go_on() {
     take();
-    if constexpr (kDrops) {
-      step_row.row += M::Keys::kRows;
+    if constexpr (kDrops)
 #pragma unroll
       for (int& its : row) its += M::Keys::kRows;
-    }
   }
   /// And looks at a stage. What it has was read with the one before, if that was looked at.
   __device__ __forceinline__ void look(bool is_first) {
@@ -233,23 +241,15 @@ template <class E, class M> struct Attend {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
-      if (is_first) ahead[i] = load_shared<std::uint32_t>(its + 8);
-      const Step step = step_of(its, warp_uniform(ahead[i]), kDrops);
-      ahead[i] = load_shared<std::uint32_t>(its + kParts * 16 + 8);
-      cell[i] = step.cell(at.half);
-      any = any || cell[i] != Visits::kEmpty, all = all && step.is_full();
-      if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
+      if (is_first) ahead[i] = load_shared<int2>(its + 8);
+      const Step step{0, kCell, static_cast<std::uint32_t>(warp_uniform(ahead[i].x)), warp_uniform(ahead[i].y)};
+      ahead[i] = load_shared<int2>(its + kParts * 16 + 8);
+      cell[i] = step.cell(at.half), word[i] = word_of(p, step, at);
+      any = any || cell[i] != Visits::kEmpty, all = all && step.is_full(M::kHalves);
+      if constexpr (kDrops) row[i] = load_shared<int>(its);
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
     full = all ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
-    if (pairs != Pairs::some) return;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      if (cell[i] != Visits::kFull) {
-        const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
-        const std::uint32_t cells = static_cast<std::uint32_t>(cell[i]) << 16 * at.half;
-        word[i] = word_of(p, step_of(its, cells, cell[i] == Visits::kCompare), at);
-      }
   }
   __device__ __forceinline__ void mask_scores(float (&s)[kScores]) const {
 #pragma unroll
@@ -335,8 +335,7 @@ template <class E, class M> struct Attend {
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
   __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
     if constexpr (kDrops)
-      step_row = {}, own = x.row + at.half * kCell,
-      head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
+      own = x.row + at.half * kCell, head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
     if constexpr (M::kTerms) {
       its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
@@ -409,11 +408,12 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
 }
 
 template <class E, class M, bool kMerges>
-__global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
-  run_block<Loader<M>, M>(p, [&](const Lane& at, const Rings<M>& rings) {
+__global__ void __launch_bounds__((1 + M::kHalves) * kWarpgroup, 1)
+    forward_kernel(const __grid_constant__ ForwardProblem p) {
+  run_block<Loader<M>, M, M::kHalves>(p, [&](const Lane& at, const Rings<M>& rings) {
     Attend<E, M> attend{p, at, rings};
     Rings<M>& from = attend.from;
-    if (at.half == 1) attend.pass_turn();  // the first warpgroup begins
+    if (at.half == M::kHalves - 1) attend.pass_turn();  // the first warpgroup begins
     for (bool more = true; more;) {
       float o[M::D / 2];
       OnlineSoftmax softmax;
@@ -455,8 +455,13 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 }  // namespace
 
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
-  for_portions<false>(where, f, marks, true, [&](const Work& work) {
+  const Source q = source_of(f.q, f, false), k = source_of(f.k, f, true), v = source_of(f.v, f, true);
+  const VisitsView& visits = visits_on_device(*f.tiling, where);
+  const bool threes = D == 64 && !f.terms && f.sizes.dropout == 0 && f.fresh && f.o.type != DType::f32 &&
+                      visits.queries.wide && !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
+  const auto with = [&](const Work& work) {
     ForwardProblem p{work};
+    p.q = q, p.k = k, p.v = v;
     p.o = operand_of(f.o);
     p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh, p.wide = f.o.type == DType::f32;
     p.before = static_cast<const float*>(f.before.data), p.before_rows = operand_of(f.before);
@@ -471,10 +476,9 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     }
     p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
-      p.q = source_of(f.q, f, false, kTile);
-      p.k = source_of(f.k, f, true, M::Keys::kRows), p.v = source_of(f.v, f, true, M::Keys::kRows);
-      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
-      start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0);
+      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, M::kHalves == 2> : forward_kernel<E, M, false>;
+      start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0, kItems,
+            (1 + M::kHalves) * kWarpgroup);
     };
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms)
@@ -483,9 +487,12 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
         if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
+    if constexpr (D == 64)
+      if (threes) return run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
     with_extra<D>(f, with_steps);
     if (p.part_rows != 0) add_parts(where, parts);
-  });
+  };
+  for_portions<false>(where, f, marks, !threes, with, 1, threes);
 }
 
 template void hopper::forward<HILT_TYPE, HILT_DIM>(Cuda, const ForwardPass&, const Marks&);

@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   const auto run = [&]<class M>(Index group) {
     const auto with = [&](const Work& work) {
-      OnePass p = one_pass_of(work, b, marks, kCell);
+      OnePass p = one_pass_of(work, b, marks);
       PartSums parts;
       if (p.part_rows != 0) {
         parts = part_sums(work, b, marks.sums, b.sizes.kv_heads, b.dk, b.dv);

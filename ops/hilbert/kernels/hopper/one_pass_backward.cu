@@ -157,7 +157,11 @@ template <class M, bool kLeads> struct Loader {
                                          int head, bool whole, std::uint32_t barrier) const {
     static_assert(T::kRows == 32 * N);
     if (whole && from.mapped) {
-      if (lane == 0) load_boxes<T>(tile, from, batch, head, token[0], barrier);
+      if (lane == 0)
+#pragma unroll
+        for (int row = 0; row < T::kRows; row += kCell)
+          load_boxes<T>(tile + static_cast<std::uint32_t>(row) * kPanelRow, {from, batch, head}, token[0] + row,
+                        barrier);
       close_copies();
       return;
     }
@@ -624,7 +628,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_pass_backward_kernel(const __
 template <class E, int D>
 void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& marks, const PartialSums& sums) {
   const auto run = [&]<class M>() {
-    AddedUp p{one_pass_of(work_of<true>(where, b, marks, 0), b, marks, M::kQueries)};
+    AddedUp p{one_pass_of(work_of<true>(where, b, marks, 0), b, marks)};
     const ScheduleView& schedule = schedule_on_device(*b.tiling, where, M::kQueries);
     p.side.owner = schedule.owner;
     p.order = Dispatch(b.sizes.batch * p.slots.d, std::ssize(schedule.owner),

@@ -503,11 +503,8 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
     if (!to_a.data) return;
     part.tiling = &walked(b, M::kKeys);
     const TilingView& view = on_device(*part.tiling, where);
-    const auto source = [&](const Input& x, bool of_keys) {
-      return source_of(x, part, of_keys, of_keys == M::kKeys ? M::kOwned : kCell);
-    };
-    const Operands keys{source(b.k, true), source(b.v, true), view.k_token};
-    const Operands queries{source(b.q, false), source(b.d_o, false), view.q_token};
+    const Operands keys{source_of(b.k, part, true), source_of(b.v, part, true), view.k_token};
+    const Operands queries{source_of(b.q, part, false), source_of(b.d_o, part, false), view.q_token};
     const std::span<const std::int32_t> known = M::kKeys ? view.k_known : view.q_known;
     // Rows' sums of terms' gradients are an owner's alone.
     for_portions<M::kKeys>(where, part, marks, !b.d_terms, [&](const Work& work) {

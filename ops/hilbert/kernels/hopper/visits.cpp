@@ -334,6 +334,55 @@ void number_masks(VisitSide& side, Index portion) {
     if (part.visits > 0) part.front = side.visit[at(part.first)];
 }
 
+/// Queries by owners of three halves, if rows and steps are whole, no cell is compared, and stages
+/// of two steps become fewer by a tenth.
+VisitSide by_threes(const VisitSide& side) {
+  constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
+  struct Half {
+    const Owner* own;
+    std::int32_t row, taken;  // taken: rows of the first visit that is left
+    std::span<const VisitSide::Visit> left;
+    std::int32_t next() const { return left.empty() ? kNone : left[0].row + taken; }
+  };
+  VisitSide out;
+  std::vector<Half> halves;
+  Index before = 0, after = 0;  // stages
+  for (const Owner& own : side.owner) {
+    before += (own.steps + 1) / 2;
+    for (const VisitSide::Visit& v : side.of(own))
+      if ((own.rows | v.rows) % kCell != 0 || std::ranges::count(v.cell, Visits::kCompare) > 0) return {};
+    for (std::int32_t row = 0; row < own.rows; row += kCell) halves.push_back({&own, own.row + row, 0, side.of(own)});
+  }
+  std::ranges::sort(halves, {}, &Half::row);
+  for (std::size_t first = 0; first < halves.size(); first += 3) {
+    const auto its = std::span(halves).subspan(first, std::min<std::size_t>(3, halves.size() - first));
+    const std::int32_t tile = its[0].own->tile, end = its.back().own->tile + its.back().own->tiles;
+    Owner own{its[0].row, narrow(std::ssize(its)) * kCell, narrow(std::ssize(out.visit)), 0, 0, tile, end - tile, 0,
+              {}};
+    for (std::int32_t row; (row = std::ranges::min(its, {}, &Half::next).next()) != kNone;) {
+      VisitSide::Visit visit{row, kNone, {}, 0};
+      for (const Half& h : its)
+        if (!h.left.empty())
+          visit.rows = std::min(visit.rows, h.next() > row ? h.next() - row : h.left[0].rows - h.taken);
+      for (std::size_t i = 0; i < its.size(); ++i) {
+        Half& h = its[i];
+        if (h.next() != row) continue;
+        const auto cell = h.left[0].cell[at((h.row - h.own->row) / kCell)];
+        if (i < 2) visit.cell[i] = cell;
+        else visit.mask = cell;
+        if ((h.taken += visit.rows) == h.left[0].rows) h.left = h.left.subspan(1), h.taken = 0;
+      }
+      out.visit.push_back(visit), ++own.visits;
+      own.steps += visit.rows / kCell;
+    }
+    after += (own.steps + 1) / 2, out.owner.push_back(own);
+  }
+  if (10 * after > 9 * before) return {};
+  std::ranges::stable_sort(out.owner, std::greater<>(), &Owner::steps);
+  out.cells = side.cells;
+  return out;
+}
+
 Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool merges) {
   Visits out;
   Masks masks(out.mask, most);
@@ -362,6 +411,8 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
     cut(side, least), number_masks(side, portion);
   };
   finish(out.queries, queries, 32), finish(out.keys, keys, small ? 8 : 32);
+  if (t.q_token.counts_up() && t.k_token.counts_up() && out.queries.part.empty() && out.queries.portion.size() == 2)
+    out.threes = by_threes(out.queries), number_masks(out.threes, portion);
   return out;
 }
 

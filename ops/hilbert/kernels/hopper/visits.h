@@ -18,7 +18,7 @@ struct VisitSide {
   struct Visit {
     std::int32_t row, rows;
     std::array<std::uint16_t, 2> cell;
-    std::int32_t mask;  // where a cell is compared: of those that a call makes, the number of the first half's
+    std::int32_t mask;  // where a cell is compared, the number of the first half's mask; of threes the third cell
   };
   /// Whole tiles that follow each other, together at most 128 rows; its visits are
   /// visit[first, first + visits), `steps` steps in all, and the first of them stands here too, so
@@ -54,6 +54,7 @@ struct Visits {
   enum Cell : std::uint16_t { kEmpty, kFull, kCompare, kMasks };
 
   VisitSide queries, keys;  // by owner
+  VisitSide threes;         // of queries by owners of three halves, or of none: see visits.cpp
   /// kWords words a cell, one for each of the 128 threads that hold 64 x 64 scores: bit
   /// 16 h + 2 c + j of word 32 w + l is row 16 w + l / 4 + 8 h and column 8 c + 2 (l % 4) + j. What
   /// lies beyond the rows of either does not attend.
