@@ -238,9 +238,9 @@ def _rows(queries):
     return rows
 
 
-def _alone(plan, *settings):
+def _alone(plan, order, pattern, causal, dilation_mode, documents, queries):
     """The plan, which is one, with none of its settings beside it."""
-    if any([x is not None for x in settings]):
+    if not order is pattern is causal is dilation_mode is documents is queries is None:
         raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
     return plan if isinstance(plan, Plan) else _refuse("plan", plan, "what hilt.plan(..) gives")
 
