@@ -1,10 +1,11 @@
-"""The folder that backend.py makes, as Hugging Face's `kernels` loads it: kernels_test.py FOLDER. Beside the package
-or without it: they share no name and no type."""
+"""An installed package as Hugging Face's `kernels` loads it: kernels_test.py FOLDER/hilt. Beside another one or without
+it: they share no name and no type."""
 
 import importlib.util
 import os
 import pathlib
 import sys
+import tomllib
 
 import kernels
 import torch
@@ -12,14 +13,15 @@ from kernels._rust import Build
 
 source = pathlib.Path(os.environ["SRC"]) / "examples" / "embed" / "python"
 assert [str(b) for b in Build.open(source).general.backends] == ["cpu"]
+general = tomllib.loads((source / "build.toml").read_text())["general"]
 beside = importlib.util.find_spec("hilt") is not None
 if beside:
     import hilt
     import hilt._torch
-loaded = kernels.get_local_kernel(pathlib.Path(sys.argv[1]), backend="cpu")
+loaded = kernels.get_local_kernel(pathlib.Path(sys.argv[1]))
 assert loaded.__name__.startswith("_hilt_cpu_") and beside == ("hilt" in sys.modules)
 about, = [k.metadata for k in kernels.get_loaded_kernels()]
-assert (str(about.name), about.version, about.license) == ("hilt", 1, "MIT")
+assert [about.name.python_name, about.version, about.license] == [general[n] for n in ("name", "version", "license")]
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 x = [torch.randn(2, 3, 64, 16, requires_grad=True) for _ in range(3)]

@@ -279,8 +279,8 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     Here causal may be True, for token, or False. alibi is True for the published slopes, or a tensor; relative, bias
     and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row; or a
     tensor of lengths, of grids, or of where each begins and the last ends (cu_seqlens). They fill the row, or `...` at
-    the end stands for its rest, whose rows are zero. queries are tokens, like range(3, 8); a shorter q is the last, a
-    longer one has no place among the keys: all of those, none causal. Another seed each step. plan, from
+    the end stands for its rest, whose rows are zero. queries are tokens: a range, list or tensor; a shorter q is the
+    last, a longer one has no place among the keys: all of those, none causal. Another seed each step. plan, from
     hilt.plan(..), stands instead of order, pattern, causal, dilation_mode, documents and queries.
     return_lse gives (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too.
     """

@@ -5,8 +5,7 @@ import functools
 
 import torch
 
-from . import Error
-from ._torch import sdpa
+from ._torch import Error, sdpa
 
 
 class _Instead(torch.overrides.TorchFunctionMode):
