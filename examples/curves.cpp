@@ -25,7 +25,7 @@ constexpr std::string_view kPage =
 constexpr Index kMostListed = 4096;  // cells
 
 struct Settings : AttentionSettings {
-  Settings() { pattern = "window2d:16x16"; }
+  Settings() { order = "hilbert", pattern = "window2d:16x16"; }
   std::string grid = "64x64", out = "out/curves";
 };
 

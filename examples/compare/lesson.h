@@ -16,7 +16,7 @@ inline const std::string kDense = "dense", kTaped{name_of(hilt::Backward::taped)
 
 struct Settings : program::DrawnSettings {
   Settings() {
-    pattern = "window2d:16x16", length = 4096, heads = 4, seed = 1;
+    order = "hilbert", pattern = "window2d:16x16", length = 4096, heads = 4, seed = 1;
     for (const hilt::BackwardMode& mode : hilt::backward_modes()) modes.emplace_back(mode.name);
   }
   std::string out = "out/compare";

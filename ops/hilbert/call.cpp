@@ -24,7 +24,7 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
   check(k.dim(1) == keys, op, ": ", k.dim(1), " keys, but the plan is for ", keys);
   if (const auto rows = std::ssize(plan->spec().documents); rows > 1)
     check(q.dim(0) == rows, op, ": a batch of ", q.dim(0), ", but the plan has documents for ", rows, " rows");
-  check(q.dim(2) == plan->heads(), op, ": ", q.dim(2), " heads, but the plan is for ", plan->heads());
+  check(q.dim(2) == plan->heads(), op, ": ", q.dim(2), " heads, but the plan is for heads=", plan->heads());
   check(k.dim(2) >= 1 && q.dim(2) % k.dim(2) == 0, op, ": ", q.dim(2), " query heads cannot share ", k.dim(2),
         " key heads evenly");
   check(q.dim(3) >= 1, op, ": head dim must be at least 1, got ", q.shape());

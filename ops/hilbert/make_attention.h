@@ -9,7 +9,7 @@ namespace [[gnu::visibility("default")]] hilt {
 /// What an attention is asked to be, as people write it; attention_settings() says of each field
 /// what it is called, what it takes and what it does.
 struct AttentionSettings {
-  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none";  // the set
+  std::string order = "row", pattern = "dense", dilation_mode = "all_queries", causal = "none";  // the set
   std::string documents{}, queries{};                                 // what lies in a row, and which rows ask
   std::string backward{name_of(AttentionOptions().backward)};         // the mode
   std::optional<double> scale{};                                      // of q . k

@@ -116,7 +116,7 @@ blocks rank.npy 'expected integers of shape [n, 2], got i32[4]'
 blocks floats.npy 'expected integers of shape [n, 2], got f32[2, 2]'
 blocks odd.npy 'expected integers of shape [n, 2], got i32[2, 3]'
 blocks far.npy 'block (0, 4) is outside the 4 x 4 blocks of 4 that 16 tokens make'
-refused 2 "--pattern (blocks:4@top:2) in --order (hilbert): blocks:4@top:2 chooses the keys of a block of queries by \
+refused 2 "--pattern (blocks:4@top:2) in --order (row): blocks:4@top:2 chooses the keys of a block of queries by \
 all of them, later ones too, so causal token would leak" \
   attend --q q.npy --k k.npy --v k.npy --pattern blocks:4@top:2 --causal token
 refused 2 "each sequence chooses blocks of its own" compare_gradients --batch 2 --pattern blocks:64@top:2
@@ -297,7 +297,7 @@ attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' \
   --order row --pattern segment:8,offset=9
-attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' \
+attend 2 '--pattern (neighborhood:2) in --order (row): neighborhood:2: the number of keys must be odd' \
   --pattern neighborhood:2
 attend 2 '--documents (4x): ' --documents 4x
 attend 2 'the documents of row 0 hold 17 tokens, but a row has 16' --documents 9,2x4

@@ -57,6 +57,10 @@ print(round(min(ms("import hilt") for _ in range(20)) - min(ms("") for _ in rang
   ((i < 2)) || continue
   "$env/bin/pip" -q install "${torchs[i]}" transformers diffusers
   for name in attention compile models; do "$env/bin/python" "${name}_test.py"; done
+  "$env/bin/pip" -q install kernels
+  "$env/bin/python" kernels_test.py "$scratch/inside/hilt"
+  "$env/bin/pip" -q uninstall -y hilt
+  "$env/bin/python" kernels_test.py "$scratch/inside/hilt"
   rm -rf "$env"
 done
 rm -rf "$BUILD/abi3"

@@ -97,6 +97,10 @@ class Arrays(unittest.TestCase):
             (lambda: hilt.attention(q, k, v, layout="bldh"), "layout ('bldh'): is of type str; expected blhd or bhld"),
             (lambda: hilt.attention(q, k, v, layout=3), "layout (3): is of type int; expected blhd or bhld"),
             (lambda: hilt.attention(q.astype("i4"), k, v), "i32"),
+            (lambda: hilt.attention(q, k, v, bias=numpy.ones((16, 16), bool)), "a mask is where(mask, 0.0, -inf)"),
+            (lambda: hilt.attention(q, k, v, documents=numpy.array([[10, 6], [4, 12]])),
+             "documents (10x6,4x12): are 108 tokens of 16; a tensor [N, 2] or [N, 3] is of grids, rows of lengths are"),
+            (lambda: hilt.attention(q, k, v, plan=hilt.plan(16)), "2 heads, but the plan is for heads=1"),
             (lambda: hilt.attention_vjp(q, k, v, d_o[:, :4]), "a gradient f64[2, 4, 2, 4] for o f64[2, 16, 2, 4]"),
         ):
             with self.assertRaises(hilt.Error) as raised:
@@ -124,14 +128,15 @@ class Arrays(unittest.TestCase):
         d, want = hilt.attention_vjp(*turned, layout="bhld", **options), hilt.attention_vjp(q, k, v, d_o, **options)
         for a, b in zip(d[:3], want[:3]):
             numpy.testing.assert_array_equal(a.swapaxes(1, 2), b)
-        few = q[:, :1]
+        few = turned[0]
         for told, call in (
             (True, lambda: hilt.attention(*turned[:3], causal=True)),
-            (True, lambda: hilt.attention(few, few, few)),
+            (True, lambda: hilt.attention(few[..., :7], few[..., :7], few[..., :7])),
             (False, lambda: hilt.attention(few, few, few, layout="blhd")),
-            (False, lambda: hilt.attention(few, few, few, plan=hilt.plan(1, heads=2))),
-            (False, lambda: hilt.attention(few, few, few, documents=[1])),
-            (False, lambda: hilt.attention(q[:, :2], q[:, :2], q[:, :2])),
+            (False, lambda: hilt.attention(few, few, few, plan=hilt.plan(2, heads=16))),
+            (False, lambda: hilt.attention(few, few, few, documents=[2])),
+            (False, lambda: hilt.attention(q[:, :1], q[:, :1], q[:, :1])),
+            (False, lambda: hilt.attention(*[numpy.zeros((1, 5, 128, 64))] * 3)),  # a short prompt, Falcon's heads
         ):
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
@@ -152,6 +157,9 @@ class Arrays(unittest.TestCase):
         self.assertFalse(part[:, 14:].any())
         for lengths in (numpy.array([10, 6]), numpy.array([0, 10, 16]), numpy.array([[10, 1], [2, 3]])):
             numpy.testing.assert_allclose(hilt.attention(q, k, v, documents=lengths), whole)
+        rows = [[10, 2, 3, 1], [4, 4, 4, 4]]  # four numbers are no grid
+        numpy.testing.assert_array_equal(hilt.attention(q, k, v, documents=numpy.array(rows)),
+                                         hilt.attention(q, k, v, documents=rows))
         both = hilt.attention(q, k, v, documents=[[10, ...], [10, 6]])
         numpy.testing.assert_array_equal(both[1], whole[1])
 
@@ -189,6 +197,8 @@ class Arrays(unittest.TestCase):
         except ImportError:
             self.skipTest("no jax; pip install jax")
         q, k, v, _ = [jax.numpy.asarray(x) for x in arrays("f4")]
+        with self.assertRaisesRegex(hilt.Error, r"a tensor of bool; as a bias a mask is where\(mask, 0.0, -inf\)"):
+            hilt.attention(q, k, v, bias=jax.numpy.ones((16, 16), bool))
         bias = jax.numpy.ones((1, 2, 16, 16)).at[0, 1].set(0.5)
 
         def loss(q, k, v, bias):

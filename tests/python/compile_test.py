@@ -86,6 +86,10 @@ class Compiled(unittest.TestCase):
             "rows": [[[10, 14], [4, 20]], [[8, 16], [24 - 5, 5]], [[12, 12], [12, 12]]],
             "tensors": [torch.tensor([10, 14]), torch.tensor([4, 20]), torch.tensor([6, 6, 12])],
             "sums": [torch.tensor([0, 10, 24]), torch.tensor([0, 4, 24]), torch.tensor([0, 6, 12, 24])],
+            "counts": [torch.tensor([24 - i] + [1] * i) for i in range(1, 12)],
+            "places": [torch.arange(2 + i) for i in range(11)],
+            "ranges": [range(3, 5), range(4, 9), *[range(i, 2 * i) for i in range(2, 11)]],
+            "plans": [hilt.plan(24, heads=2, pattern=f"slide:{i}") for i in range(1, 12)],
             "scale": [0.5, 0.25, 0.125],
             "softcap": [5.0, 3.0, 2.0],
             "dropout": [0.25, 0.5, 0.125],
@@ -95,10 +99,15 @@ class Compiled(unittest.TestCase):
         }
         for name, values in changes.items():
             def f(q, k, v, x):
-                if name in ("documents", "grids", "rows", "tensors", "sums"):
+                if name in ("documents", "grids", "rows", "tensors", "sums", "counts"):
                     return hilt.attention(q, k, v, documents=x, causal=True)
                 if name == "queries":
                     return hilt.attention(q[:, :1], k, v, pattern="slide:8", causal=True, queries=x)
+                if name in ("places", "ranges"):
+                    rows = len(x) if name == "places" else x.stop - x.start
+                    return hilt.attention(q[:, :rows], k, v, pattern="slide:8", causal=True, queries=x)
+                if name == "plans":
+                    return hilt.attention(q, k, v, plan=x)
                 if name == "length":
                     return hilt.attention(q[:, :x], k[:, :x], v[:, :x], pattern="slide:4")
                 if name == "dropout":

@@ -187,7 +187,7 @@ class Transformers(unittest.TestCase):
             torch.manual_seed(seed)
             with Asked() as calls:
                 losses.append(model(ids, labels=ids).loss.item())
-            self.assertEqual(len({c["seed"] for c in calls}), 2)
+            self.assertEqual(len({int(c["seed"]) for c in calls}), 2)
         self.assertEqual(losses[0], losses[1])
         self.assertNotEqual(losses[0], losses[2])
         model.gradient_checkpointing_enable()
@@ -210,6 +210,20 @@ class Transformers(unittest.TestCase):
             got = torch.compile(model, backend="aot_eager", fullgraph=True)(ids, attention_mask=mask).logits
             seen = torch.ones(2, 24, dtype=torch.bool) if mask is None else mask
             torch.testing.assert_close(got[seen], want[seen], rtol=1e-5, atol=1e-5)
+
+    def test_compiled_with_dropout(self):
+        model, ids = decoder(num_key_value_heads=2, attention_dropout=0.5).train(), self.ids()
+        model.set_attn_implementation("hilt")
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        losses = []
+        for f, seed in ((compiled, 1), (compiled, 1), (compiled, 2), (model, 1)):
+            torch.manual_seed(seed)
+            losses.append(f(ids, labels=ids).loss)
+            losses[-1].backward()
+        self.assertEqual(losses[0], losses[1])
+        self.assertNotEqual(losses[0], losses[2])
+        torch.testing.assert_close(losses[0], losses[3])
 
 
 def _with(config, **more):
@@ -257,6 +271,24 @@ class Diffusers(unittest.TestCase):
 
         self.assertTrue(self.alike(make, torch.randn(2, 4, 8, 8), timestep=torch.tensor([3, 5]),
                                    class_labels=torch.tensor([1, 2])))
+
+    def test_what_is_used(self):
+        """A pipeline's models; and where nothing would be replaced, a sentence."""
+        unet = diffusers.UNet2DModel(sample_size=8, block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4,
+                                     attention_head_dim=4, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+                                     up_block_types=("AttnUpBlock2D", "UpBlock2D"))
+        pipeline = diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler(num_train_timesteps=4))
+        pictures = []
+        for change in (lambda p: p, hilt.diffusers.use):
+            pipeline = change(pipeline)
+            pipeline.set_progress_bar_config(disable=True)
+            with Asked() as calls:
+                pictures.append(torch.tensor(pipeline(generator=torch.Generator().manual_seed(1), num_inference_steps=2,
+                                                      output_type="np").images))
+        torch.testing.assert_close(*pictures, rtol=1e-4, atol=1e-4)
+        self.assertTrue(calls)
+        with self.assertRaisesRegex(hilt.Error, "in this Linear is no module with a `processor`"):
+            hilt.diffusers.use(torch.nn.Linear(2, 2))
 
 
 class Sdpa(unittest.TestCase):

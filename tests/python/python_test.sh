@@ -24,7 +24,7 @@ for part in "${needs[@]}"; do "$python" -c "import $part" 2>/dev/null || left_ou
   { echo "no GPU that torch can use"; exit 77; }
 
 mkdir "$scratch/hilt"
-ln -s "$SRC"/examples/embed/python/hilt/*.py* "$SRC"/examples/embed/python/hilt/py.typed "$module" "$scratch/hilt"
+ln -s "$SRC"/examples/embed/python/hilt/*.* "$module" "$scratch/hilt"
 export PYTHONPATH=$scratch:$here PYTHONDONTWRITEBYTECODE=1
 if [[ $name == typing ]]; then
   cd "$scratch"

@@ -18,8 +18,7 @@ namespace {
 
 // ---- tensors in ---------------------------------------------------------------------------------
 
-/// What a call gives back: a tensor that others take over by DLPack or, NumPy, by the array
-/// interface. All of them share its memory.
+/// What a call gives back: a tensor whose memory others share, by DLPack or the array interface.
 struct Array {
   Tensor tensor;
 };
@@ -192,8 +191,7 @@ struct NativeCall {
   }
 };
 
-/// The eight tensors of a call: q, k, v, the terms' slopes, relative, bias and sink, and the
-/// permutation.
+/// The eight tensors of a call: q, k, v, the slopes, relative, bias, sink, and the permutation.
 struct Inputs {
   Tensor q, k, v;
   AttentionOptions options;
@@ -288,6 +286,9 @@ nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, con
 
 }  // namespace
 
+#undef NB_DOMAIN_STR  // two files of this module in one process have types of their own
+#define NB_DOMAIN_STR std::to_string(reinterpret_cast<std::uintptr_t>(&host)).c_str()
+
 NB_MODULE(_hilt, m) {
   nb::set_leak_warnings(false);  // plans that are kept outlive the interpreter
   static nb::handle error;       // hilt.Error, for as long as the process lives
@@ -330,8 +331,7 @@ NB_MODULE(_hilt, m) {
   m.def("set_host", [](nb::object stream, nb::object take, nb::object give) {
     host = {stream.release(), take.release(), give.release()};
   });
-  // For tests: where a tensor that was lent begins, the most bytes held since the last question,
-  // the time of the last call.
+  // For tests: where a lent tensor begins, the most bytes held since asked, the last call's time.
   m.def("address", [](nb::handle x) { return reinterpret_cast<std::uintptr_t>(tensor_of(x).raw()); });
   m.def("peak_bytes", [] {
     const std::size_t peak = memory_stats().peak - memory_stats().live;

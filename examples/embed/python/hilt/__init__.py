@@ -15,6 +15,7 @@ import re
 import sys
 import textwrap
 import warnings
+import weakref
 from typing import NamedTuple
 
 from . import _hilt
@@ -97,11 +98,10 @@ def _documents(rows, number=str):
     such lists; or of a tensor of lengths, of grids, or of where each begins and the last ends."""
     if isinstance(rows, str):
         return rows
-    if hasattr(rows, "tolist"):
-        rows = rows.tolist()
-        if isinstance(rows, list) and rows[:1] == [0]:  # no document has 0 tokens: these are sums, cu_seqlens
+    if hasattr(rows, "tolist") and isinstance(rows := rows.tolist(), list):
+        if rows[:1] == [0]:  # no document has 0 tokens: these are sums, cu_seqlens
             rows = [b - a for a, b in itertools.pairwise(rows)]
-        rows = [tuple(r) if isinstance(r, list) else r for r in rows] if isinstance(rows, list) else rows
+        rows = [tuple(r) if isinstance(r, list) and len(r) < 4 else r for r in rows]
     if not isinstance(rows, (list, tuple)):
         _refuse("documents", rows, "a list of int | (H, W) | (T, H, W), or a list of such lists")
     if rows and isinstance(rows[0], list):
@@ -119,10 +119,16 @@ def _tokens(documents):
 def _filled(documents, length):
     """The documents without the rest of a row, which is `...` where there is one."""
     for row in documents.split("/"):
-        if documents and not row.endswith(",...") and 0 < _tokens(row) < length:
-            raise Error(f"documents ({row}): are {_tokens(row)} tokens of {length}; name the last "
-                        f"{length - _tokens(row)} too, or end with `...`: the rest of the row, which gives zeros")
+        n = _tokens(row)
+        why = f"name the last {length - n} too, or end with `...`: the rest of the row, which gives zeros"
+        if n > length:
+            why = "a tensor [N, 2] or [N, 3] is of grids, rows of lengths are a list of lists"
+        if documents and (0 < n < length and not row.endswith(",...") or n > length and "x" in row):
+            raise Error(f"documents ({row}): are {n} tokens of {length}; {why}")
     return documents.replace(",...", "")
+
+
+_plans, _numbers = weakref.WeakValueDictionary(), itertools.count(hash("hilt") % 2**62)  # others in each process
 
 
 class Plan:
@@ -137,6 +143,8 @@ class Plan:
         except (TypeError, ValueError):
             raise Error("Plan: hilt.plan(..) makes one, from named arguments") from None
         self.call = functools.lru_cache(maxsize=256)(lambda how: _hilt.Call(native, *how))
+        self.number = next(_numbers)  # a traced function reads no more of it
+        _plans[self.number] = self
 
     def __eq__(self, other):
         return isinstance(other, Plan) and self.__reduce__() == other.__reduce__()
@@ -145,7 +153,7 @@ class Plan:
         return hash(self.__reduce__())
 
     def __reduce__(self):
-        return _plan, (self.length, self.heads, *self.settings)
+        return Plan, (self.length, self.heads, *self.settings)
 
     def __repr__(self):
         names = ("order", "pattern", "causal", "dilation_mode", "documents", "queries")
@@ -191,13 +199,10 @@ class Plan:
             f'<text x="16" y="{side + 35}" fill="#333">{text}</text></svg>'
         )
 
-    def _repr_html_(self):
-        return self.picture()
+    _repr_html_ = picture
 
 
-@functools.lru_cache(maxsize=256)
-def _plan(length, heads, *settings):
-    return Plan(length, heads, *settings)
+_plan = functools.lru_cache(maxsize=256)(Plan)
 
 
 @_strict
@@ -225,8 +230,7 @@ def _words(order, pattern, causal, dilation_mode):
 def _rows(queries):
     """Tokens that ask, as a tuple of int; the library judges their order."""
     try:
-        rows = tuple(queries)
-        rows = rows if {*map(type, rows)} <= {int} else tuple([int(operator.index(i)) for i in rows])
+        rows = tuple(map(int, map(operator.index, queries)))
     except TypeError:
         _refuse("queries", queries, "tokens, such as range(3, 8) or [0, 5, 9]")
     for row in (min(rows, default=0), max(rows, default=0)):
@@ -234,29 +238,28 @@ def _rows(queries):
     return rows
 
 
+def _alone(plan, order, pattern, causal, dilation_mode, documents, queries):
+    """The plan, which is one, with none of its settings beside it."""
+    if not order is pattern is causal is dilation_mode is documents is queries is None:
+        raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
+    return plan if isinstance(plan, Plan) else _refuse("plan", plan, "what hilt.plan(..) gives")
+
+
 def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None, plan=None,
            backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0, seed=None):
     """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; the slopes; and
     the seed."""
-    if plan is None:
-        settings = _settings(order, pattern, causal, dilation_mode, documents, queries)
-    elif not order is pattern is causal is dilation_mode is documents is queries is None:
-        raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
-    elif isinstance(plan, Plan):
-        settings = plan.settings
-    else:
-        _refuse("plan", plan, "what hilt.plan(..) gives")
+    settings = (order, pattern, causal, dilation_mode, documents, queries)
+    settings = _settings(*settings) if plan is None else _alone(plan, *settings).settings
     if type(backward) is not str:
         backward = _word("backward", backward)
     scale, softcap = [x if x is None or type(x) is float else _number(n, x)
                       for n, x in (("scale", scale), ("softcap", softcap))]
     if type(dropout) is not float:
         dropout = _number("dropout", dropout)
-    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
-        seed = _whole("seed", seed)
-    published = alibi is True
-    slopes = None if published or alibi is False else alibi
-    return plan, settings, (backward, scale, softcap, published, dropout), slopes, seed
+    seed = None if seed is None else _whole("seed", seed)
+    slopes = None if alibi is True or alibi is False else alibi
+    return plan, settings, (backward, scale, softcap, alibi is True, dropout), slopes, seed
 
 
 @_strict
@@ -276,8 +279,8 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     Here causal may be True, for token, or False. alibi is True for the published slopes, or a tensor; relative, bias
     and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row; or a
     tensor of lengths, of grids, or of where each begins and the last ends (cu_seqlens). They fill the row, or `...` at
-    the end stands for its rest, whose rows are zero. queries are tokens, like range(3, 8); a shorter q is the last, a
-    longer one has no place among the keys: all of those, none causal. Another seed each step. plan, from
+    the end stands for its rest, whose rows are zero. queries are tokens: a range, list or tensor; a shorter q is the
+    last, a longer one has no place among the keys: all of those, none causal. Another seed each step. plan, from
     hilt.plan(..), stands instead of order, pattern, causal, dilation_mode, documents and queries.
     return_lse gives (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too.
     """
@@ -297,14 +300,12 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
              seed)
     torch = sys.modules.get("torch")
     if torch is not None and q is not None and any([isinstance(x, torch.Tensor) for x in (q, k, v)]):
-        import hilt._torch
+        from . import _torch  # by no name, which is another where `kernels` loads this
 
-        o, lse = hilt._torch.attention(asked, layout, (q, k, v, relative, bias, sink, permutation), return_lse)
+        o, lse = _torch.attention(asked, layout, (q, k, v, relative, bias, sink, permutation), return_lse)
     else:
-        plan, settings, how, slopes, seed = _asked(*asked)
-        lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
-        o, lse = _hilt.forward(_native(plan, settings, how, q, k, layout), seed, return_lse, lent)
-        o, lse = _like(q, o), _like(q, lse)
+        call, seed, lent = _lent_call(_asked(*asked), layout, q, k, v, relative, bias, sink, permutation)
+        o, lse = [_like(q, x) for x in _hilt.forward(call, seed, return_lse, lent)]
     if first:
         o = _swapped(o)
     return (o, lse) if return_lse else o
@@ -367,12 +368,11 @@ def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=N
     _known("attention_vjp", options, _VJP)
     if permutation is not None and options.get("plan") is None:
         options = {"order": "given", **options}
-    plan, settings, how, slopes, seed = _asked(alibi=alibi, seed=seed, **options)
+    asked = _asked(alibi=alibi, seed=seed, **options)
     first = layout is not None and _heads_first(layout)
     if first:
         q, k, v, d_o = map(_swapped, (q, k, v, d_o))
-    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
-    call = _native(plan, settings, how, q, k, layout)
+    call, seed, lent = _lent_call(asked, layout, q, k, v, relative, bias, sink, permutation)
     o, lse = _hilt.forward(call, seed, True, lent)
     d = [_like(q, x) for x in _hilt.backward(call, seed, (True,) * 7, lent, (o, lse, _lent(d_o), _lent(d_lse)))]
     return Gradients(*map(_swapped, d[:3]), *d[3:]) if first else Gradients(*d)
@@ -407,15 +407,24 @@ def _native(plan, settings, how, q, k, layout="blhd"):
             except Error:
                 raise e from None
         else:
-            if layout is None and asked[1] < asked[2] and asked[1] <= asking[1] and not settings[4]:
+            # No model has so many heads for their width; of fewer, nothing tells which axis is which.
+            if layout is None and asked[1] < asked[2] > 2 * asked[3] and asked[1] <= asking[1] and not settings[4]:
                 text = (f"hilt.attention: k {list(asked)} is read as {asked[1]} tokens of {asked[2]} heads; if it is "
                         '[batch, heads, length, dim], layout="bhld" says so; if not, layout="blhd"')
-                warnings.warn(text, stacklevel=3)
+                warnings.warn(text, stacklevel=4)
     return plan.call(how)
+
+
+def _lent_call(asked, layout, q, k, v, *others):
+    """Of arrays: the native call, the seed, and all eight tensors."""
+    plan, settings, how, slopes, seed = asked
+    return _native(plan, settings, how, q, k, layout), seed, tuple(map(_lent, (q, k, v, slopes, *others)))
 
 
 def _lent(x):
     """x, or a copy of a NumPy array that cannot be lent: read-only, or with negative strides."""
+    if getattr(x, "dtype", None) == bool:
+        raise Error("attention: a tensor of bool; as a bias a mask is where(mask, 0.0, -inf)")
     flags = getattr(x, "flags", None)
     if flags is not None and hasattr(x, "strides") and (not flags.writeable or min(x.strides, default=0) < 0):
         return x.copy()
@@ -429,6 +438,5 @@ def _like(q, x):
     library = sys.modules[type(q).__module__.partition(".")[0]]
     if library.__name__ == "numpy":
         return library.asarray(x)
-    if hasattr(q, "__array_namespace__"):
-        return q.__array_namespace__().from_dlpack(x)
+    library = q.__array_namespace__() if hasattr(q, "__array_namespace__") else library
     return library.from_dlpack(x) if hasattr(library, "from_dlpack") else x

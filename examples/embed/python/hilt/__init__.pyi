@@ -13,6 +13,7 @@ class _Tensor(Protocol):
 _T = TypeVar("_T", bound=_Tensor)
 _Document = int | tuple[int, int] | tuple[int, int, int]
 _Rows = str | _Tensor | Sequence[_Document | EllipsisType | Sequence[_Document | EllipsisType]]  # a row is a list
+_Queries = Iterable[int] | _Tensor
 _Causal = bool | Literal["none", "token", "curve"]
 _DilationMode = Literal["all_queries", "longnet", "head_groups", "residue"]
 
@@ -27,19 +28,18 @@ class Plan:
     def __init__(self, length: int, heads: int, *settings: Any) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def picture(self, head: int = 0, cells: int = 64) -> str: ...
-    def _repr_html_(self) -> str: ...
 
 def set_thread_count(threads: int) -> None: ...
 def plan(
     length: int, *, heads: int = 1, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
-    dilation_mode: _DilationMode | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
+    dilation_mode: _DilationMode | None = None, documents: _Rows | None = None, queries: _Queries | None = None,
 ) -> Plan: ...
 @overload
 def attention(
     q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
-    sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: _Queries | None = None,
     dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
     return_lse: Literal[False] = False, layout: Literal["blhd", "bhld"] | None = None,
 ) -> _T: ...
@@ -48,7 +48,7 @@ def attention(
     q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
-    sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: _Queries | None = None,
     dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
     return_lse: Literal[True], layout: Literal["blhd", "bhld"] | None = None,
 ) -> tuple[_T, _T]: ...

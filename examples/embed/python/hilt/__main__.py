@@ -7,8 +7,7 @@ from . import __version__
 
 def main(words):
     if words in ([], ["--version"]):
-        print("hilt", __version__)
-        return 0
+        return print("hilt", __version__)
     text = f"{words[0]}: expected --version or --cmake-dir"
     if words == ["--cmake-dir"]:
         text = ("--cmake-dir: the wheel has the module alone, neither headers nor a library; from the same sources "

@@ -10,11 +10,11 @@ from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack
 
 from . import attention as hilt_attention
-from . import Error, Gradients, _asked, _documents, _hilt, _native, _plan, _refuse, _words
+from . import Error, Gradients, _alone, _asked, _documents, _hilt, _native, _plans, _refuse, _words
 
 # Whether torch.func's grad, vmap and so on are at work, from torch 2.0: then a tensor may have no memory.
 _transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-_OP = hasattr(torch.library, "custom_op")
+_OP, _OPS = hasattr(torch.library, "custom_op"), getattr(torch.ops, __package__)
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 if hasattr(torch, "get_autocast_dtype"):
     _ASK = {d: [functools.partial(f, d) for f in (torch.is_autocast_enabled, torch.get_autocast_dtype)]
@@ -125,7 +125,7 @@ def attention(asked, layout, tensors, return_lse):
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
         tensors = (q, k, v, *tensors[3:])
     if traced:
-        return torch.ops.hilt.attention(*tensors, *_flat(*asked, layout))
+        return _OPS.attention(*tensors, *_flat(*asked, layout))
     call = _native(plan, settings, how, q, k, layout)
     if _transforming():
         return _TransformedAttention.apply(call, seed, *tensors)
@@ -141,7 +141,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     comes from torch's generator."""
     rows, dim, wide = query.shape[-2], query.shape[-1], value.shape[-1]
     if dropout_p:
-        options.update(dropout=dropout_p, seed=int(torch.randint(2**63 - 1, ())))
+        options.update(dropout=dropout_p, seed=torch.randint(2**63 - 1, (), device="cpu"))
     if is_causal:  # torch counts both from the first, Hilt from the last
         key, value, options["causal"] = key[:, :, :rows], value[:, :, :rows], True
     if attn_mask is not None:
@@ -166,10 +166,10 @@ def as_bias(mask, q):
 def _flat(order, pattern, causal, dilation_mode, documents, queries, plan, backward, scale, cap, alibi, dropout,
           seed, layout):
     """An asked call as the op takes it. Numbers of a traced function may be symbols: they are in no text."""
-    lengths, changing, of_plan, places = [], [], None, None
+    numbers, changing, words = [], [], (None,) * 5
 
     def number(n):
-        lengths.append(n)
+        numbers.append(n)
         return "#"
 
     constant_at_all = getattr(sys.modules.get("torch.fx.experimental.symbolic_shapes"), "has_static_value", None)
@@ -180,42 +180,45 @@ def _flat(order, pattern, causal, dilation_mode, documents, queries, plan, backw
         changing.append(torch.ones((), dtype=torch.float64) * x)
         return "#"
 
+    def tensor(x):
+        if isinstance(x, range):  # else how many there are is in the graph
+            return torch.arange(x.start, x.stop, x.step, device="cpu")
+        return x if x is None or isinstance(x, torch.Tensor) else torch.tensor(x, device="cpu")
+
+    places = documents if isinstance(documents, torch.Tensor) else None
     if plan is not None:
-        _asked(order, pattern, causal, dilation_mode, documents, queries, plan)
-        of_plan, (*words, documents, queries) = [plan.length, plan.heads], plan.settings
+        number(_alone(plan, order, pattern, causal, dilation_mode, documents, queries).number)
     else:
-        words = _words(order, pattern, causal, dilation_mode)
-        if isinstance(documents, torch.Tensor):
-            places, documents = documents, None
-    text = None if documents is None else _documents(documents, number)
-    text = repr((*words, text, backward, constant(scale), constant(cap), alibi is True, constant(dropout), layout))
-    rows = None if queries is None else list(queries)
-    return places, torch.stack(changing) if changing else None, text, lengths, rows, of_plan, seed
+        text = None if documents is places else _documents(documents, number)
+        words = *_words(order, pattern, causal, dilation_mode), text
+    text = repr((*words, backward, constant(scale), constant(cap), alibi is True, constant(dropout), layout))
+    return places, tensor(queries), torch.stack(changing) if changing else None, tensor(seed), text, numbers
 
 
 _read = functools.lru_cache(maxsize=256)(ast.literal_eval)
 
 
-def _op_call(q, k, slopes, places, changing, text, lengths, rows, of_plan, seed):
+def _op_call(q, k, slopes, places, queries, changing, seed, text, numbers):
     """The native call, and the seed."""
     *words, documents, backward, scale, cap, published, dropout, layout = _read(text)
-    lengths, changing = iter(lengths), iter(() if changing is None else changing.tolist())
-    if documents is not None:
-        documents = re.sub("#", lambda _: str(next(lengths)), documents)
+    numbers, changing, plan = iter(numbers), iter(() if changing is None else changing.tolist()), None
+    if words[0] is None:
+        plan = _plans.get(next(numbers)) or _refuse("plan", text, "one that somebody keeps")
+    elif documents is not None:
+        documents = re.sub("#", lambda _: str(next(numbers)), documents)
     scale, cap, dropout = [next(changing) if x == "#" else x for x in (scale, cap, dropout)]
-    plan = None if of_plan is None else _plan(*of_plan, *words, documents, None if rows is None else tuple(rows))
-    given = (None,) * 6 if plan else (*words, places if documents is None else documents, rows)
+    given = *words, places if documents is None else documents, queries if queries is None else queries.tolist()
     plan, settings, how, _, seed = _asked(*given, plan, backward, scale, cap, published or slopes, dropout, seed)
     return _native(plan, settings, how, q, k, layout), seed
 
 
 if _OP:
     _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? relative, Tensor? bias, Tensor? sink"
-    _INPUTS += ", Tensor? permutation, Tensor? places, Tensor? changing, str asked, SymInt[] lengths, SymInt[]? rows"
-    _INPUTS += ", SymInt[]? of_plan, SymInt? seed"
+    _INPUTS += ", Tensor? permutation, Tensor? places, Tensor? queries, Tensor? changing, Tensor? seed, str asked"
+    _INPUTS += ", SymInt[] numbers"
     _GIVEN = "Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, bool[] wanted"
 
-    @torch.library.custom_op("hilt::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
+    @torch.library.custom_op(f"{__package__}::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
     def _op(*inputs):
         call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
         return _forward(call, seed, True, inputs[:8])
@@ -225,7 +228,8 @@ if _OP:
         stat = torch.float64 if q.dtype == torch.float64 else torch.float32
         return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=stat)
 
-    @torch.library.custom_op("hilt::attention_backward", mutates_args=(), schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
+    @torch.library.custom_op(f"{__package__}::attention_backward", mutates_args=(),
+                             schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
     def _op_backward(*inputs):
         *inputs, o, lse, d_o, d_lse, wanted = inputs
         call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
@@ -236,15 +240,15 @@ if _OP:
         return [x.new_empty(x.shape) for x, w in zip(inputs[:7], inputs[-1]) if w]
 
     def _keep(ctx, inputs, output):
-        ctx.asked = inputs[10:]
-        ctx.save_for_backward(*inputs[:10], *output)
+        ctx.asked = inputs[12:]
+        ctx.save_for_backward(*inputs[:12], *output)
         ctx.set_materialize_grads(False)
 
     def _op_gradients(ctx, d_o, d_lse):
         *tensors, o, lse = ctx.saved_tensors
         wanted = [bool(w) for w in ctx.needs_input_grad[:8]]
-        d = iter(torch.ops.hilt.attention_backward(*tensors, *ctx.asked, o, lse, d_o, d_lse, wanted))
-        return (*[next(d) if w else None for w in wanted], *[None] * 7)
+        d = iter(_OPS.attention_backward(*tensors, *ctx.asked, o, lse, d_o, d_lse, wanted))
+        return (*[next(d) if w else None for w in wanted], *[None] * 6)
 
     _op.register_autograd(_op_gradients, setup_context=_keep)
     _op_backward.register_autograd(_Gradients.backward, setup_context=lambda *_: None)

@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from ._torch import sdpa
+from ._torch import Error, sdpa
 
 
 class _Instead(torch.overrides.TorchFunctionMode):
@@ -24,10 +24,13 @@ def _by_hilt(processor):
 
 
 def use(model):
-    """Has the attention of a model computed by Hilt, self and cross, and gives the model."""
-    for module in model.modules():
-        if callable(getattr(module, "processor", None)):
-            processor = copy.copy(module.processor)
-            processor.__class__ = _by_hilt(type(processor))
-            module.processor = processor
+    """Has the attention of a model, or of a pipeline's models, computed by Hilt, self and cross, and gives it back."""
+    parts = [m for m in getattr(model, "components", {"": model}).values() if isinstance(m, torch.nn.Module)]
+    found = [m for part in parts for m in part.modules() if callable(getattr(m, "processor", None))]
+    if not found:
+        raise Error(f"hilt.diffusers.use: in this {type(model).__name__} is no module with a `processor`")
+    for module in found:
+        processor = copy.copy(module.processor)
+        processor.__class__ = _by_hilt(type(processor))
+        module.processor = processor
     return model
