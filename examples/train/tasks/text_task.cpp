@@ -1,4 +1,4 @@
-// A text as a task: read whole, and its tokens kept.
+// A text as a task, and names: read whole, and their tokens kept.
 #include "task.h"
 
 namespace train {
@@ -12,8 +12,26 @@ const Profile kText{.name = "text",
                     .options = "text vocabulary tokenizer prompt temperature top-k top-p stop tokens",
                     .suited = "--steps 1000 --layers 4 --heads 4 --lr 0.001 --weight-decay 0.1",
                     .before = "the symbol before"};
+const Profile kNames{.name = "names",
+                     .help = "10,000 made of syllables, or those of --text, one a line; a model like microgpt",
+                     .row = "name",
+                     .target = "letter",
+                     .options = "text prompt temperature top-k top-p stop tokens",
+                     .suited =
+                         "--like microgpt --layers 1 --heads 4 --width 16 --context 16 --positions learned "
+                         "--steps 1000 --batch 1 --lr 0.01 --schedule linear --warmup 0 --clip 0 "
+                         "--temperature 0.5",
+                     .before = "the letter before"};
 
 namespace {
+
+hilt::SafetensorsMetadata identity_of(const std::string& text) {
+  constexpr std::size_t kPiece = 1 << 20;  // checkpoints have sums of sums
+  std::uint64_t sum = 0;
+  for (std::size_t at = 0; at < text.size(); at += kPiece)
+    sum = checksum(sum, text.data() + at, std::min(kPiece, text.size() - at));
+  return {{"text.bytes", std::to_string(text.size())}, {"text.checksum", std::to_string(sum)}};
+}
 
 /// All characters of a text, ascending.
 std::vector<char32_t> characters_in(const std::string& text, const std::string& what) {
@@ -39,11 +57,7 @@ class TextTask : public Task {
                 length, " needs at least ", 2 * least,
                 " (a row and the token after it, for training and for validation); use a longer text or a smaller "
                 "--context");
-    constexpr std::size_t kPiece = 1 << 20;  // checkpoints have sums of sums
-    std::uint64_t sum = 0;
-    for (std::size_t at = 0; at < text.size(); at += kPiece)
-      sum = checksum(sum, text.data() + at, std::min(kPiece, text.size() - at));
-    identity_ = {{"text.bytes", std::to_string(text.size())}, {"text.checksum", std::to_string(sum)}};
+    identity_ = identity_of(text);
   }
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
     const Index begin = split == Split::train ? 0 : split_, end = split == Split::train ? split_ : std::ssize(tokens_);
@@ -57,7 +71,56 @@ class TextTask : public Task {
   Index split_ = 0;  // tokens for training
 };
 
+/// They have 4 to 9 letters.
+std::string made_names() {
+  Draws draws(RandomKey{12345});
+  std::string text;
+  for (int n = 0; n < 10'000; ++n, text += '\n') {
+    for (Index syllables = 2 + draws.below(3); syllables > 0; --syllables)
+      (text += "bdfgklmnrstvz"[draws.below(13)]) += "aeiou"[draws.below(5)];
+    if (draws.below(2) > 0) text += "nrs"[draws.below(3)];
+  }
+  return text;
+}
+
+/// A row is a name between two ends of a line. What comes behind it has no targets.
+class NamesTask : public Task {
+ public:
+  NamesTask(const std::string& text, const std::string& what, const Vocabulary& vocabulary, Index length,
+            std::uint64_t seed)
+      : Task(vocabulary, length, seed), end_(vocabulary_.find("\n")) {
+    for (const std::string_view line : split_text(text, '\n'))
+      if (const auto name = cut_text(line, '\r').first; !name.empty()) names_.push_back(vocabulary_.encode(name, what));
+    if (names_.size() < 2)
+      fail_with(Code::data, what, ": has ", names_.size(), " names, one a line; expected 2 or more");
+    split_ = std::ssize(names_) - std::max<Index>(1, std::ssize(names_) / 10);
+    identity_ = identity_of(text);
+  }
+  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
+    const bool train = split == Split::train;
+    const Index which = drawn(split, number).below(train ? split_ : std::ssize(names_) - split_);
+    const std::vector<std::int32_t>& name = names_[at(train ? which : split_ + which)];
+    const Index letters = std::min(std::ssize(name), length_);
+    std::fill_n(inputs, length_, end_), std::fill_n(targets, length_, -100);
+    std::copy_n(name.begin(), std::min(letters, length_ - 1), inputs + 1);
+    std::copy_n(name.begin(), letters, targets);
+    if (letters < length_) targets[letters] = end_;
+  }
+
+ private:
+  std::vector<std::vector<std::int32_t>> names_;
+  std::int32_t end_;
+  Index split_ = 0;  // names for training
+};
+
 }  // namespace
+
+std::unique_ptr<Task> names_task(const std::string& path, Index length, std::uint64_t seed,
+                                 const std::optional<Vocabulary>& vocabulary) {
+  const std::string what = "--text (" + path + ")", text = path.empty() ? made_names() : content_of(path, "--text");
+  const auto own = [&] { return Vocabulary::characters(characters_in(text + "\nabcdefghijklmnopqrstuvwxyz", what)); };
+  return std::make_unique<NamesTask>(text, what, vocabulary ? *vocabulary : own(), length, seed);
+}
 
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary, const std::string& tokenizer) {
