@@ -259,7 +259,6 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary) {
   const auto seed = static_cast<std::uint64_t>(s.seed);
   if (s.task == "stories") return stories_task(s.context, seed);
-  if (s.task == "names") return names_task(s.text, s.context, seed, vocabulary);
   if (s.on_grid()) {
     const hilt::Grid grid = board_of(s);
     return (s.task == "life" ? life_task : ising_task)(grid.height, grid.width, seed);
@@ -269,6 +268,7 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
     program::require_memory("--text (" + s.text + ")",
                             program::product_of({s.ranks, static_cast<Index>(bytes), 1 + sizeof(std::int32_t)}),
                             "it is read whole; name a part of it");
+  if (s.task == "names") return names_task(s.text, s.context, seed, vocabulary);
   return text_task(s.text,
                    s.vocabulary == "bytes" ? Alphabet::bytes
                    : s.vocabulary == "bpe" ? Alphabet::pairs

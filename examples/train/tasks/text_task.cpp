@@ -43,32 +43,45 @@ std::vector<char32_t> characters_in(const std::string& text, const std::string& 
   return all;
 }
 
-/// A row begins anywhere in its part of a text, and its targets are one token further.
+/// A row begins anywhere in its part of a text, and its targets are one token further. By lines it
+/// begins where one of them does, behind the end of another, and nothing behind its end is a target.
 class TextTask : public Task {
  public:
   TextTask(const std::string& text, const std::string& what, const Vocabulary& vocabulary, Index length,
-           std::uint64_t seed)
+           std::uint64_t seed, bool by_lines)
       : Task(vocabulary, length, seed), tokens_(vocabulary_.encode(text, what)) {
-    const Index units = std::ssize(tokens_), least = length + 1;
+    identity_ = identity_of(text);
+    if (by_lines) {
+      tokens_.insert(tokens_.begin(), end_), tokens_.resize(tokens_.size() + at(length) + 1, end_);
+      for (std::size_t i = 0; i + 1 < tokens_.size(); ++i)
+        if (tokens_[i] == end_ && tokens_[i + 1] != end_) lines_.push_back(static_cast<Index>(i));
+    }
+    const Index units = by_lines ? std::ssize(lines_) : std::ssize(tokens_), least = by_lines ? 1 : length + 1;
     const char* const unit[] = {" bytes", " characters", " tokens"};
     split_ = std::min(units - units / 10, units - least);  // the last tenth, or more where that is short
-    if (split_ < least)
-      fail_with(Code::data, what, ": has ", units, unit[static_cast<int>(vocabulary_.alphabet())], "; --context ",
-                length, " needs at least ", 2 * least,
-                " (a row and the token after it, for training and for validation); use a longer text or a smaller "
-                "--context");
-    identity_ = identity_of(text);
+    if (split_ >= least) return;
+    if (by_lines) fail_with(Code::data, what, ": has ", units, " names, one a line; expected 2 or more");
+    fail_with(Code::data, what, ": has ", units, unit[static_cast<int>(vocabulary_.alphabet())], "; --context ", length,
+              " needs at least ", 2 * least,
+              " (a row and the token after it, for training and for validation); use a longer text or a smaller "
+              "--context");
   }
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    const Index begin = split == Split::train ? 0 : split_, end = split == Split::train ? split_ : std::ssize(tokens_);
-    const auto first = tokens_.begin() + begin + drawn(split, number).below(end - begin - length_);
+    const bool train = split == Split::train, anywhere = lines_.empty();
+    const Index all = anywhere ? std::ssize(tokens_) : std::ssize(lines_), begin = train ? 0 : split_,
+                count = (train ? split_ : all - split_) - (anywhere ? length_ : 0),
+                which = begin + drawn(split, number).below(count);
+    const auto first = tokens_.begin() + (anywhere ? which : lines_[at(which)]);
     std::copy_n(first, length_, inputs);
     std::copy_n(first + 1, length_, targets);
+    if (!anywhere) std::fill(std::find(targets, targets + length_ - 1, end_) + 1, targets + length_, -100);
   }
 
  private:
   std::vector<std::int32_t> tokens_;
-  Index split_ = 0;  // tokens for training
+  std::int32_t end_ = vocabulary_.find("\n");
+  std::vector<Index> lines_;  // where they begin; empty: anywhere
+  Index split_ = 0;           // of what rows begin with: how many are for training
 };
 
 /// They have 4 to 9 letters.
@@ -83,43 +96,15 @@ std::string made_names() {
   return text;
 }
 
-/// A row is a name between two ends of a line. What comes behind it has no targets.
-class NamesTask : public Task {
- public:
-  NamesTask(const std::string& text, const std::string& what, const Vocabulary& vocabulary, Index length,
-            std::uint64_t seed)
-      : Task(vocabulary, length, seed), end_(vocabulary_.find("\n")) {
-    for (const std::string_view line : split_text(text, '\n'))
-      if (const auto name = cut_text(line, '\r').first; !name.empty()) names_.push_back(vocabulary_.encode(name, what));
-    if (names_.size() < 2)
-      fail_with(Code::data, what, ": has ", names_.size(), " names, one a line; expected 2 or more");
-    split_ = std::ssize(names_) - std::max<Index>(1, std::ssize(names_) / 10);
-    identity_ = identity_of(text);
-  }
-  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    const bool train = split == Split::train;
-    const Index which = drawn(split, number).below(train ? split_ : std::ssize(names_) - split_);
-    const std::vector<std::int32_t>& name = names_[at(train ? which : split_ + which)];
-    const Index letters = std::min(std::ssize(name), length_);
-    std::fill_n(inputs, length_, end_), std::fill_n(targets, length_, -100);
-    std::copy_n(name.begin(), std::min(letters, length_ - 1), inputs + 1);
-    std::copy_n(name.begin(), letters, targets);
-    if (letters < length_) targets[letters] = end_;
-  }
-
- private:
-  std::vector<std::vector<std::int32_t>> names_;
-  std::int32_t end_;
-  Index split_ = 0;  // names for training
-};
-
 }  // namespace
 
 std::unique_ptr<Task> names_task(const std::string& path, Index length, std::uint64_t seed,
                                  const std::optional<Vocabulary>& vocabulary) {
-  const std::string what = "--text (" + path + ")", text = path.empty() ? made_names() : content_of(path, "--text");
+  const std::string what = "--text (" + path + ")";
+  std::string text = path.empty() ? made_names() : content_of(path, "--text");
+  std::erase(text, '\r');
   const auto own = [&] { return Vocabulary::characters(characters_in(text + "\nabcdefghijklmnopqrstuvwxyz", what)); };
-  return std::make_unique<NamesTask>(text, what, vocabulary ? *vocabulary : own(), length, seed);
+  return std::make_unique<TextTask>(text, what, vocabulary ? *vocabulary : own(), length, seed, true);
 }
 
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
@@ -135,7 +120,7 @@ std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Inde
     return alphabet == Alphabet::pairs ? Vocabulary::pairs_of(tokenizer)
                                        : Vocabulary::characters(characters_in(text, what));
   };
-  return std::make_unique<TextTask>(text, what, vocabulary ? *vocabulary : own(), length, seed);
+  return std::make_unique<TextTask>(text, what, vocabulary ? *vocabulary : own(), length, seed, false);
 }
 
 }  // namespace train
