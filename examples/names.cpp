@@ -43,12 +43,9 @@ struct Model {
     std::string name;
     while (std::ssize(ids) <= kPositions) {
       const Tensor next = logits(from_values(ids, {std::ssize(ids)}))[std::ssize(ids) - 1];
-      const std::vector<double> chance = softmax(next / 0.5).to_vector();  // 0.5: bolder than it believes
-      std::int32_t letter = 0;
-      for (double left = rand({}, random).item(); letter < kEnd && left >= chance[at(letter)]; ++letter)
-        left -= chance[at(letter)];
+      const Index letter = draw_token(next.to_vector<float>(), {.temperature = 0.5}, rand({}, random).item());
       if (letter == kEnd) break;
-      ids.push_back(letter), name += static_cast<char>('a' + letter);
+      ids.push_back(static_cast<std::int32_t>(letter)), name += static_cast<char>('a' + letter);
     }
     return name;
   }
@@ -57,11 +54,13 @@ struct Model {
 int work(const std::string& text, const std::string& backward) {
   std::ifstream file(text);
   const std::vector<std::string> names(std::istream_iterator<std::string>(file), {});
-  check(!names.empty(), "--text (", text, "): no names there, one a line");
+  if (names.empty()) fail_with(Code::data, "--text (", text, "): no names there, one a line");
   Model model(backward);
   AdamWOptimizer adam({.beta1 = 0.85, .beta2 = 0.99, .weight_decay = 0});
   for (Index step = 0; step < kSteps; ++step) {
     const std::string& name = names[at(step) % names.size()];
+    if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz") != name.npos)
+      fail_with(Code::data, "--text (", text, "): '", name, "' has more than the letters a to z");
     std::vector<std::int32_t> ids{kEnd};
     for (const char c : name) ids.push_back(c - 'a');
     ids.push_back(kEnd);
@@ -70,7 +69,7 @@ int work(const std::string& text, const std::string& backward) {
     Tape tape;
     for (const NamedParameter& p : model.parameters) tape.watch(*p.tensor);
     const Tensor loss = cross_entropy(model.logits(slice(all, 0, 0, n)), slice(all, 0, 1, n + 1));
-    adam.step(model.parameters, tape.backward(loss), 1e-5 * static_cast<double>(kSteps - step));
+    adam.step(model.parameters, tape.backward(loss), 1e-5 * static_cast<double>(kSteps - step));  // from 0.01 to 0
     if (step % 100 == 0 || step + 1 == kSteps) std::cout << "step " << step << ": loss " << loss.item() << '\n';
   }
   for (int i = 0; i < 10; ++i) std::cout << model.sample() << '\n';

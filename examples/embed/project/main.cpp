@@ -1,4 +1,4 @@
-// An op of one's own, of two inputs, and memory that stays the program's: a tensor on a std::vector.
+// An op of one's own, of two inputs, and a tensor in memory of the program's own, a std::vector.
 //
 // Prints:
 //   d |x w|^2 / dw = [[20],

@@ -44,7 +44,7 @@ std::vector<char32_t> characters_in(const std::string& text, const std::string& 
 }
 
 /// A row begins anywhere in its part of a text, and its targets are one token further. By lines it
-/// begins where one of them does, behind the end of another, and nothing behind its end is a target.
+/// begins with the end of one before the next, and what comes behind that is no target.
 class TextTask : public Task {
  public:
   TextTask(const std::string& text, const std::string& what, const Vocabulary& vocabulary, Index length,
