@@ -85,10 +85,8 @@ template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType:
 template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
 template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;  // the DType of T
 
-constexpr std::size_t size_of(DType t) {  // bytes of an element
-  constexpr std::size_t sizes[] = {8, 4, 2, 2, 8, 4, 1};
-  return sizes[static_cast<int>(t)];
-}
+/// Bytes of an element: a digit for each type, from the right.
+constexpr std::size_t size_of(DType t) { return 0x1482248 >> 4 * static_cast<int>(t) & 15; }
 constexpr bool is_floating(DType t) { return t <= DType::f16; }  // has gradients
 constexpr std::string_view name_of(DType t) {
   constexpr std::string_view names[] = {"f64", "f32", "bf16", "f16", "i64", "i32", "u8"};

@@ -73,12 +73,13 @@ class Pool {
     else p = from_system(size);
     try {
       if (!recordings_.empty()) owners_[p] = recording_;
-      add_live(bytes);
+      if (bytes >= kLarge) large_.insert(bytes);
     } catch (...) {
       owners_.erase(p);
       source_.give(p);
       throw;
     }
+    add_live(bytes);
     return p;
   }
 
@@ -86,6 +87,7 @@ class Pool {
     const std::size_t size = size_class(bytes);
     const std::lock_guard lock(mutex_);
     drop_live(bytes);
+    if (bytes >= kLarge) large_.erase(large_.find(bytes));
     const auto found = owners_.find(p);
     const bool known = found != owners_.end();
     if (known && found->second) return reserve(*found->second, p, size);
@@ -115,23 +117,20 @@ class Pool {
     if (recordings_.empty()) release(older_), owners_.clear();
   }
 
-  void borrowed(std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    add_live(bytes);
+  // Memory that is counted here, and may come from elsewhere.
+  void add_live(std::size_t bytes) noexcept {
+    const std::size_t now = live_.fetch_add(bytes) + bytes;
+    for (std::size_t peak = peak_; peak < now && !peak_.compare_exchange_weak(peak, now);) {}
   }
-  void returned(std::size_t bytes) noexcept {
-    const std::lock_guard lock(mutex_);
-    drop_live(bytes);
-  }
+  void drop_live(std::size_t bytes) noexcept { live_ -= bytes; }
 
   MemoryStats stats() {
     const std::lock_guard lock(mutex_);
+    stats_.live = live_, stats_.peak = peak_;
     return stats_;
   }
-  void reset_peak() {
-    const std::lock_guard lock(mutex_);
-    stats_.peak = stats_.live;
-  }
+  void reset_peak() { peak_ = live_.load(); }
+  bool keeps() const { return limit_ > 0; }
   void set_limit(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     limit_ = bytes;
@@ -169,16 +168,6 @@ class Pool {
     });
   }
 
-  void add_live(std::size_t bytes) {
-    if (bytes >= kLarge) large_.insert(bytes);
-    stats_.live += bytes;
-    stats_.peak = std::max(stats_.peak, stats_.live);
-  }
-  void drop_live(std::size_t bytes) noexcept {
-    if (bytes >= kLarge) large_.erase(large_.find(bytes));
-    stats_.live -= bytes;
-  }
-
   std::byte* from_system(std::size_t size) {
     std::byte* p = source_.take(size);
     if (!p && stats_.pooled > 0) {
@@ -200,7 +189,7 @@ class Pool {
     for (auto it = large_.rbegin(); it != large_.rend() && named < 5; ++it, ++named)
       largest += (named ? ", " : "") + std::to_string(*it);
     fail_with(
-        Code::memory, "out of memory", source_.place, ": asked for ", size, " bytes with ", stats_.live, " in use",
+        Code::memory, "out of memory", source_.place, ": asked for ", size, " bytes with ", live_.load(), " in use",
         stats_.reserved > 0 ? " and " + std::to_string(stats_.reserved) + " kept for recorded work" : std::string(),
         "; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
         "; try a smaller batch or length, or a backward mode that saves less");
@@ -209,14 +198,15 @@ class Pool {
   Source source_;
   std::mutex mutex_;
   Shelf free_;
-  std::multiset<std::size_t> large_;
-  std::list<Shelf> recordings_;  // what was given back of their blocks
-  Shelf* recording_ = nullptr;   // the last of them, while it goes on
+  std::multiset<std::size_t> large_;  // of what is live
+  std::list<Shelf> recordings_;       // what was given back of their blocks
+  Shelf* recording_ = nullptr;        // the last of them, while it goes on
   /// Whose a block is that was taken for a recording, or since the last one began: then null.
   std::map<std::byte*, Shelf*> owners_;
   Shelf older_;  // what was given back but taken before the last recording began: some recording may read it
-  MemoryStats stats_;
-  std::size_t limit_;
+  std::atomic<std::size_t> live_{0}, peak_{0};
+  MemoryStats stats_;  // but for these two
+  std::atomic<std::size_t> limit_;
 };
 
 }  // namespace hilt

@@ -73,7 +73,7 @@ class Shape {
   Shape with(int i, Index d) const {  // the same shape with axis i replaced
     Shape s;
     const int axis = i < 0 ? i + rank_ : i;
-    for (int a = 0; a < rank_; ++a) s.push_back(a == axis ? d : (*this)[a]);
+    for (int a = 0; a < rank_; ++a) s.push_back(a == axis ? d : begin()[a]);
     return s;
   }
 

@@ -52,6 +52,8 @@ Pool& pool_of(const char* what, Device device) {
   return *p;
 }
 
+constexpr std::size_t kSmall = detail::kBlockAlignment << (kSizes - 1);  // on a CPU tensors are such blocks too
+
 /// A thread's own counts. `live` is negative where a thread gives back what another took.
 struct Mine {
   std::ptrdiff_t live = 0, peak = 0;
@@ -96,7 +98,8 @@ void release_pool(Device device) {
 StorageBlock::~StorageBlock() {
   if (data) {
     Pool& pool = pool_of("Storage", device);
-    pooled ? pool.give(data, bytes) : pool.returned(bytes);
+    pooled && !small ? pool.give(data, bytes) : pool.drop_live(bytes);
+    if (small) detail::give_block(data, bytes);
   }
   if (pooled && device.is_cpu()) mine.live -= static_cast<std::ptrdiff_t>(bytes);
   if (release) release();
@@ -110,10 +113,13 @@ static Storage lent_by(const Lender& host, std::size_t bytes) {
   });
 }
 
-Storage Storage::allocate(std::size_t bytes, Device device) {
+Storage Storage::allocate(std::size_t bytes, Device device) try {
   if (lender && lender->device == device) return lent_by(*lender, bytes);
   auto block = std::allocate_shared<StorageBlock>(detail::Recycled<StorageBlock>());
-  block->data = pool_of("Storage", device).take(bytes);
+  Pool& pool = pool_of("Storage", device);
+  const bool small = device.is_cpu() && bytes <= kSmall && pool.keeps();
+  block->data = small ? static_cast<std::byte*>(detail::take_block(bytes)) : pool.take(bytes);
+  if ((block->small = small)) pool.add_live(bytes);
   block->bytes = bytes;
   block->device = device;
   block->pooled = true;
@@ -122,12 +128,12 @@ Storage Storage::allocate(std::size_t bytes, Device device) {
     mine.peak = std::max(mine.peak, mine.live);
   }
   return Storage(std::move(block));
-}
+} catch (const std::bad_alloc&) { fail_with(Code::memory, "out of memory: asked for ", bytes, " bytes"); }
 
 Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::function<void()> release, bool constant) {
   check(data || bytes == 0, "Storage: borrowing ", bytes, " bytes at a null pointer");
   auto block = std::allocate_shared<StorageBlock>(detail::Recycled<StorageBlock>());
-  if (data) pool_of("Storage", device).borrowed(bytes);
+  if (data) pool_of("Storage", device).add_live(bytes);
   block->data = static_cast<std::byte*>(data);
   block->bytes = bytes;
   block->device = device;

@@ -12,7 +12,7 @@ namespace [[gnu::visibility("default")]] hilt {
 struct MemoryStats {
   std::size_t live = 0;         // reachable through some Storage
   std::size_t peak = 0;         // highest `live` since reset_memory_peak()
-  std::size_t pooled = 0;       // freed, kept for reuse
+  std::size_t pooled = 0;       // freed, kept for reuse; but small blocks, which threads keep, are not counted
   std::size_t reserved = 0;     // freed, kept for work that was recorded (Replay)
   std::size_t from_system = 0;  // times the pool had to ask the operating system; steady work adds none
 };
@@ -48,7 +48,7 @@ struct StorageBlock {         // the control record behind a Storage; here becau
   std::size_t bytes = 0;      // usable from data on
   Device device;
   std::atomic<std::uint64_t> version{0};  // counts mutable_data()
-  bool pooled = false;                    // to be given back to the pool
+  bool pooled = false, small = false;     // to be given back to the pool; a small block
   bool constant = false;                  // borrowed for reading alone
   std::function<void()> release;          // called at the end of memory that was borrowed
 

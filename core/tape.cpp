@@ -109,7 +109,9 @@ void Tape::watch(const Tensor& x) {
   know(x, true);
 }
 /// So that nothing fails halfway: without memory the tape is as it was, and may go on.
-static void make_room(auto& list, std::size_t more) { list.reserve(std::bit_ceil((list.size() + more) | 15)); }
+static void make_room(auto& list, std::size_t more) {
+  if (list.capacity() - list.size() < more) list.reserve(std::bit_ceil((list.size() + more) | 15));
+}
 void Tape::know(const Tensor& t, bool watched) {
   make_room(slots_, 1);
   known_.push_back({t.id(), t.shape(), t.dtype(), watched});
@@ -118,12 +120,12 @@ void Tape::know(const Tensor& t, bool watched) {
 
 std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   std::uint64_t mask = 0;
+  asked_.clear();
   if (!captured_ && known_.empty()) return mask;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!knows(*inputs[i])) continue;
-    if (!captured_) mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
-    else detail::put(*captured_, inputs[i]->id(), *inputs[i]);
-  }
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    if (captured_ && knows(*inputs[i])) detail::put(*captured_, inputs[i]->id(), *inputs[i]);
+    else if (asked_.push_back(slot_of(*inputs[i])), asked_.back() != kNone)
+      mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
   return mask;
 }
 
@@ -146,7 +148,7 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
   }
   nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()),
                     static_cast<std::uint32_t>(outputs.size()), static_cast<Slot>(known_.size())});
-  for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
+  if (!inputs.empty()) input_slots_.insert(input_slots_.end(), asked_.begin(), asked_.end());
   for (const Tensor& y : outputs) know(y, false);
   for (std::size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
     require_finite(outputs[i], nodes_.back().fn->name(), nodes_.size() - 1, "its result");
@@ -174,17 +176,16 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   played_ = true;
   const Pause pause;
   const detail::Range pass("backward");
-  detail::List<Tensor> grad(known_.size()), given;
+  detail::List<Tensor> grad(known_.size()), given;  // by slot; of what was watched
   grad[static_cast<std::size_t>(slot_of(y))] = dy;
 
   for (std::size_t n = nodes_.size(); n-- > 0;) {
     Function& fn = *nodes_[n].fn;
     const std::span its = std::span(grad).subspan(static_cast<std::size_t>(nodes_[n].output), nodes_[n].outputs);
-    given.assign(std::move_iterator(its.begin()), std::move_iterator(its.end()));
-    if (const auto g = std::ranges::find_if(given, &Tensor::operator bool); g != given.end()) {
+    if (const auto g = std::ranges::find_if(its, &Tensor::operator bool); g != its.end()) {
       const detail::Range range(fn.name());
       const double start = clock_ms();
-      std::vector<Tensor> dx = fn.backward_all(given);
+      std::vector<Tensor> dx = fn.backward_all(its);
       const std::span inputs = std::span(input_slots_).subspan(nodes_[n].first_input);
       if (dx.size() != inputs.size())
         fail(fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
@@ -203,12 +204,12 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
         profile_[n].backward_ms = clock_ms(g->device()) - start;
         profile_[n].backward_live = memory_stats(g->device()).live;
       }
+      std::ranges::fill(its, Tensor());
     }
     nodes_[n].fn.reset();  // what it saved is free from here on
     input_slots_.resize(nodes_[n].first_input);
   }
   Gradients result;
-  given.clear();
   for (std::size_t slot = 0; const Known& known : known_)
     if (Tensor& g = grad[slot++]; g && known.watched)
       detail::put(result.by_id_, known.id, g), given.push_back(std::move(g));

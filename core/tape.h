@@ -188,7 +188,7 @@ class Tape {
   double clock_ms(Device device = {}) const;  // 0 unless profiling: a clock costs as much as a small op
 
   detail::List<Node> nodes_;
-  detail::List<Slot> input_slots_;  // of all nodes, one after the other
+  detail::List<Slot> input_slots_, asked_;  // of all nodes, one after the other; of what wanted() was asked last
   detail::ById<Slot> slots_;
   struct Known {
     TensorId id;

@@ -24,8 +24,7 @@ struct Norm final : Function {
     const Tensor x = dense(in), w = dense(weight), b = bias ? dense(bias) : bias;
     const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0;
     const DType stat = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    Tensor y = empty_like(x), mean = empty({centered ? rows : 0}, stat, x.device()),
-           rstd = empty({rows}, stat, x.device());
+    Tensor y = empty_like(x), rstd = empty({rows}, stat, x.device()), mean = centered ? empty_like(rstd) : Tensor();
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
       const T* const level = b ? b.data<T>() : nullptr;
@@ -34,8 +33,7 @@ struct Norm final : Function {
                                 y.mutable_data<T>(), means,       scales,      epsilon};
       kernels::along_rows(where, "norm", op);
     });
-    if (wants_any())
-      for (const Tensor& t : {x, w, mean, rstd}) save(t);
+    if (wants_any()) save(x), save(w), save(mean), save(rstd);
     return y;
   }
 
@@ -59,13 +57,13 @@ struct Norm final : Function {
         kernels::norm_columns(where, op, to_write(d[1]), to_write(d[2]), partial.mutable_data<double>(), kGpuRowPieces);
       } else {
         const Index per_piece = (rows + kRowPieces - 1) / kRowPieces;
-        Tensor dw = zeros({kRowPieces, wants(1) ? cols : 0}, rstd.dtype()),
-               db = zeros({kRowPieces, wants(2) ? cols : 0}, rstd.dtype());
-        W *const sum_w = dw.mutable_data<W>(), *const sum_b = db.mutable_data<W>();
+        const auto sums = [&](bool wanted) { return wanted ? zeros({kRowPieces, cols}, rstd.dtype()) : Tensor(); };
+        Tensor dw = sums(wants(1)), db = sums(wants(2));
+        W *const sum_w = dw ? dw.mutable_data<W>() : nullptr, *const sum_b = db ? db.mutable_data<W>() : nullptr;
         parallel_each(kRowPieces, 1, [&](Index piece) {
-          kernels::norm_rows_backward(
-              where, op, std::min(piece * per_piece, rows), std::min((piece + 1) * per_piece, rows),
-              wants(1) ? sum_w + piece * cols : nullptr, wants(2) ? sum_b + piece * cols : nullptr);
+          kernels::norm_rows_backward(where, op, std::min(piece * per_piece, rows),
+                                      std::min((piece + 1) * per_piece, rows), sum_w ? sum_w + piece * cols : nullptr,
+                                      sum_b ? sum_b + piece * cols : nullptr);
         });
         if (wants(1)) d[1] = to(sum(dw, {0}), w.dtype());
         if (wants(2)) d[2] = to(sum(db, {0}), w.dtype());

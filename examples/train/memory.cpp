@@ -20,7 +20,7 @@ static Index count_terms(const hilt::TransformerConfig& c) {
 Index count_parameters(const hilt::TransformerConfig& c) {
   const Index bias = c.bias, hidden = c.hidden_width(),
               up = hidden * (c.activation == hilt::Activation::silu_gated ? 2 : 1);
-  const Index norm = c.width * (1 + (bias && c.norm == hilt::NormKind::layer));
+  const Index norm = c.width * ((c.norm != hilt::NormKind::plain) + (bias && c.norm == hilt::NormKind::layer));
   const Index keys = hilt::attention_config(c).keys() * hilt::attention_config(c).dim();
   const Index qkv = c.width + 2 * keys;
   const Index block = 2 * norm + c.width * qkv + c.width * c.width + c.width * up + hidden * c.width +
@@ -105,7 +105,7 @@ void require_memory(const MemoryPlan& m, const Settings& s, double have) {
 
 // ---- what is known before the first step --------------------------------------------------------
 hilt::AdamW adamw_of(const Settings& s) {
-  return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
+  return {.lr = s.lr, .beta1 = s.like == "microgpt" ? 0.85 : 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
 }
 
 Task::Exact exact_of(const Task& task, Index rows) {

@@ -48,6 +48,17 @@ static hilt::Checkpoint chosen_checkpoint(const Settings& s) {
 
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show) {
+  if (s.task == "names" && s.stop.empty()) {  // each begins where rows do
+    Settings one = s;
+    one.stop = "\n", one.tokens = std::min(s.tokens, s.context);
+    Sample all;
+    for (std::uint64_t i = 0; i < 10; ++i) {
+      Sample name = sample_text(model, vocabulary, one, {key.seed + i, key.stream}, {});
+      all.text += name.text += '\n', all.tokens += name.tokens;
+      if (show) show(name.text);
+    }
+    return all;
+  }
   const std::int32_t newline = std::max(vocabulary.find("\n"), 0);
   const bool stories = s.task == "stories";
   std::vector<std::int32_t> prompt = vocabulary.encode(s.prompt, "--prompt");

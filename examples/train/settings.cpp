@@ -7,7 +7,7 @@
 
 namespace train {
 
-constexpr const Profile* kTasks[] = {&kStoriesTask, &kLife, &kText, &kIsing};
+constexpr const Profile* kTasks[] = {&kStoriesTask, &kLife, &kText, &kIsing, &kNames};
 
 const Profile& Settings::profile() const {
   return **std::ranges::find(kTasks, task, [](const Profile* p) { return std::string_view(p->name); });
@@ -54,6 +54,8 @@ void declare(program::Options& options, Settings& s) {
   const auto number = [&](const char* name, double& value, double low, double high, const std::string& what) {
     options.number(name, value, low, high, what + suited_in_words(name));
   };
+  options.choice("--like", s.like, {"gpt2", "microgpt"},
+                 "Kind of layers; microgpt: RMS norms without weights, ReLU, no biases, a head of its own");
   options.choice("--vocabulary", s.vocabulary, {"characters", "bytes", "bpe"},
                  "Tokens of a text; bpe: those of --tokenizer");
   options.text("--grid", s.grid, "HxW", "Board, in cells; of ising at most 12x12" + suited_in_words("--grid"));
@@ -87,7 +89,7 @@ void declare(program::Options& options, Settings& s) {
   number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices");
   number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.group(kCall);
-  options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
+  options.text("--text", s.text, "FILE", "The file of --task text, which it implies, or names");
   options.text("--from", s.from, "DIR",
                "Begin with a GPT-2 in safetensors; with the tokenizer beside it, if there is one");
   options.text("--tokenizer", s.tokenizer, "DIR",
@@ -266,6 +268,7 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
     program::require_memory("--text (" + s.text + ")",
                             program::product_of({s.ranks, static_cast<Index>(bytes), 1 + sizeof(std::int32_t)}),
                             "it is read whole; name a part of it");
+  if (s.task == "names") return names_task(s.text, s.context, seed, vocabulary);
   return text_task(s.text,
                    s.vocabulary == "bytes" ? Alphabet::bytes
                    : s.vocabulary == "bpe" ? Alphabet::pairs
@@ -288,6 +291,9 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   c.terms = program::terms_of(s, s.heads);
   c.backward = hilt::parse_backward(s.backward);
   c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.on_grid();
+  if (s.like == "microgpt")
+    c.norm = hilt::NormKind::plain, c.activation = hilt::Activation::relu, c.bias = c.tie_weights = false,
+    c.deviation = 0.08;
   hilt::check_config(c);
   return c;
 }

@@ -11,7 +11,7 @@ using hilt::check, hilt::Code, hilt::fail, hilt::fail_with;
 /// The options, under their names. Defaults are those of `stories`; others' are in their profiles.
 struct Settings : hilt::AttentionSettings {
   Settings() { order = "hilbert", heads = 8; }
-  std::string task = "stories", text, vocabulary = "characters", tokenizer, from, grid = "16x16";
+  std::string task = "stories", like = "gpt2", text, vocabulary = "characters", tokenizer, from, grid = "16x16";
   Index steps = 1300, layers = 2, width = 128, context = 192, batch = 8, accumulate = 1;
   double seconds = 0, lr = 2e-3, weight_decay = 0, clip = 1;
   std::string pattern_odd, positions = "rotary";

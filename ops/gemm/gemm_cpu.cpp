@@ -70,9 +70,11 @@ template <Index kWidth, class E> void pack(MatrixRef<const Stored<E>> x, Index c
       for (Index first = (kWidth - 1) / N * N; first >= 0; first -= N) {  // downwards: a store may spill over
         if (first >= count) continue;
         Vector<E> line[N];
+#pragma GCC unroll 16
         for (int i = 0; i < N; ++i)
           __builtin_memcpy(&line[i], at + (first + i < count ? first + i : first) * x.row, sizeof line[i]);
         turn<E>(line);
+#pragma GCC unroll 16
         for (int i = 0; i < N; ++i) unaligned_at(to + (k + i) * kWidth + first) = line[i];
       }
     }

@@ -1,7 +1,9 @@
 // The race that small tapes run: microseconds of a name, forward, backward and Adam, in Hilt three
 // ways and on a tape of numbers (peers/scalar_tape.h). A JSON line each.
 //
-//   hilt_names [steps] [fused|taped|token|scalar ..]
+//   hilt_names [steps] [fused|taped|token|scalar|call ..]
+//
+// call: one attention of 16 tokens, forward and back.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -37,6 +39,16 @@ int main(int argc, char** argv) {
     if (mode == "scalar") {
       scalar::Model model(names::start(), names::kColumns);
       race(mode, steps, [&](const auto& name, double lr) { return model.step(name, lr); });
+    } else if (mode == "call") {
+      using namespace hilt;
+      std::vector<Tensor> x;  // q, k, v and the gradient of the result
+      for (std::uint64_t i = 0; i < 4; ++i) x.push_back(randn({1, 16, 4, 4}, RandomKey{i}));
+      const PlanPtr plan = make_plan({.length = 16, .heads = 4, .causality = Causality::token});
+      race(mode, steps, [&](const auto&, double) {
+        Tape tape;
+        for (int i = 0; i < 3; ++i) tape.watch(x[names::at(i)]);
+        return static_cast<double>(tape.backward(attention(x[0], x[1], x[2], plan), x[3]).size());
+      });
     } else {
       names::Model model;
       race(mode, steps, [&](const auto& name, double lr) { return model.step(name, mode, lr); });

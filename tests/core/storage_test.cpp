@@ -145,22 +145,40 @@ TEST(MemoryStats, NoOtherDeviceIsKnown) {
 
 TEST(Pool, HandsAFreedBlockToTheNextOfAboutItsSize) {
   const PoolLimit limit(64 * kMiB);
-  Storage a = block(1000);
+  Storage a = block(64000);  // small ones are the thread's
   const std::byte* const at = a.data();
   a = {};
-  EXPECT_EQ(pooled(), 1024u);
+  EXPECT_EQ(pooled(), 65536u);
   const std::size_t asked = from_system();
-  for (std::size_t bytes : {1024u, 897u, 1000u}) {
+  for (std::size_t bytes : {65536u, 57345u, 64000u}) {
     const Storage b = block(bytes);
     EXPECT_EQ(b.data(), at) << bytes;
     EXPECT_EQ(pooled(), 0u);
   }
   EXPECT_EQ(from_system(), asked);
-  const Storage larger = block(1025), smaller = block(896);
+  const Storage larger = block(65537), smaller = block(57344);
   EXPECT_NE(larger.data(), at);
   EXPECT_NE(smaller.data(), at);
   EXPECT_EQ(from_system(), asked + 2);
-  EXPECT_EQ(pooled(), 1024u);
+  EXPECT_EQ(pooled(), 65536u);
+}
+
+TEST(Pool, SmallBlocksAreTheThreadsAndCounted) {
+  const PoolLimit limit(64 * kMiB);
+  const MemoryStats before = memory_stats();
+  Storage a = block(1000);
+  const std::byte* const at = a.data();
+  EXPECT_EQ(memory_stats().live, before.live + 1000);
+  a = {};
+  EXPECT_EQ(memory_stats().live, before.live);
+  EXPECT_EQ(pooled(), 0u);
+#ifndef __SANITIZE_ADDRESS__
+  EXPECT_EQ(block(600).data(), at);
+#endif
+  EXPECT_EQ(from_system(), before.from_system);
+  set_pool_limit(0);  // then nothing is kept
+  (void)block(1000);
+  EXPECT_EQ(from_system(), before.from_system + 1);
 }
 
 TEST(Pool, RoundsUpByAQuarterAtMost) {
@@ -172,7 +190,7 @@ TEST(Pool, RoundsUpByAQuarterAtMost) {
     (void)block(bytes);
     return pooled();
   };
-  for (std::size_t bytes = 0; bytes < 3000; ++bytes) {
+  for (std::size_t bytes = 16385; bytes < 19000; ++bytes) {
     const std::size_t got = room(bytes);
     ASSERT_GE(got, bytes);
     ASSERT_GE(got, last);
@@ -180,7 +198,7 @@ TEST(Pool, RoundsUpByAQuarterAtMost) {
     ASSERT_EQ(got % 64, 0u);
     last = got;
   }
-  for (std::size_t power = 4096; power <= 16 * kMiB; power *= 2)
+  for (std::size_t power = 32768; power <= 16 * kMiB; power *= 2)
     for (std::size_t bytes :
          {power - 1, power, power + 1, power + power / 4, power + power / 4 + 1, power + power / 2 + 7}) {
       const std::size_t got = room(bytes);

@@ -130,7 +130,7 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   bad += '\xff';
   const std::string path = dir.file("bad", bad);
   EXPECT_EQ(error_of([&] { text_task(path, Alphabet::pairs, 5, 1, golden_tokenizer()); }),
-            "data: --text (" + path + "): invalid UTF-8 at byte 3000; take bytes instead of characters");
+            "data: --text (" + path + "): invalid UTF-8 at byte 3000; save it as UTF-8, or take bytes, not characters");
 }
 
 }  // namespace

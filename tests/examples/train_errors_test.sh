@@ -83,7 +83,7 @@ printf 'too short' >short
 needs='--context 192 needs at least 386 (a row and the token after it, for training and for validation)'
 refused 3 "--text (short): has 9 characters; $needs; use a longer text or a smaller --context" --text short
 { head -c 1000 /dev/zero | tr '\0' a; printf '\xff'; } >broken
-refused 3 '--text (broken): invalid UTF-8 at byte 1000; take bytes instead of characters' --text broken
+refused 3 '--text (broken): invalid UTF-8 at byte 1000; save it as UTF-8, or take bytes, not characters' --text broken
 refused 3 '--config (none.ini): No such file or directory; name an INI file, as --print-config writes it' \
   --config none.ini
 printf '[run]\nlayers = 2\nlyers = 3\n' >wrong.ini

@@ -1,7 +1,9 @@
-"""A small GPT written with torch.nn, its attention swapped by one line: it trains as with torch's own softmax."""
+"""A small GPT written with torch.nn, its attention swapped by one line: it trains as with torch's own softmax. And the
+example of points, for a few steps: along four curves they learn from their neighbours, as they come they do not."""
 
 import os
 import pathlib
+import sys
 import unittest
 
 import hilt
@@ -80,6 +82,14 @@ class Training(unittest.TestCase):
         )
         self.assertLess(theirs[-1], theirs[0] - 1)
         self.assertLess(apart, spread)
+
+    def test_points_learn_from_neighbours_along_curves(self):
+        sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples" / "embed"))
+        import points
+
+        deep = bool(os.environ.get("HILT_DEEP"))
+        along, aside = (points.main(curves, steps=250 if deep else 150) for curves in ("all", "row"))
+        self.assertGreater(along, aside + (20 if deep else 5))
 
 
 if __name__ == "__main__":

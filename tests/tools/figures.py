@@ -373,6 +373,8 @@ def names(figures):
     """The smallest model in Hilt and elsewhere, a name at a time."""
     said = {"fused": "Hilt, fused", "taped": "Hilt, taped", "token": "Hilt, by token", "scalar": "scalar tape"}
     lines = ["| | us | lowest | instructions | allocations | lines |", "|---|---:|---:|---:|---:|---:|"]
+    calls, steps = ([f for f in figures if f["figure"] == kind] for kind in ("call", "step"))
+    figures = [f for f in figures if f["figure"] == "names"]
     for f in figures:
         counted = lambda key: f"{f[key]:,.0f}" if key in f else ""
         us, lowest = (f"{f[key]:,.{0 if f[key] > 100 else 1}f}" for key in ("us", "lowest_us"))
@@ -381,7 +383,13 @@ def names(figures):
     first, losses = figures[0], sorted({f"{f['mean_loss']:.4f}" for f in figures if 'mean_loss' in f})
     return "\n".join(lines + [
         "", f"{first['steps']:,} names, one thread; load {first['load']:.0f}. Mean loss: {', '.join(losses)}.",
-        f"`tests/bench/peers/names.py --beside build`, {first['machine']}, {first['date']}, commit {first['commit']}."])
+        f"`tests/bench/peers/names.py --beside build`, {first['machine']}, {first['date']}, commit {first['commit']}.",
+        "", "| attention of 16 tokens, forward and back | us | lowest |", "|---|---:|---:|",
+        *[f"| {f['library']} | {f['us']:.1f} | {f['lowest_us']:.1f} |" for f in calls],
+        "", "| a step of `train` on two threads | before | now | ratio | seconds before | now |",
+        "|---|---:|---:|---:|---:|---:|",
+        *[f"| {f['what']} | {f['before_ms']:.1f} ms | {f['now_ms']:.1f} ms | {f['ratio']:.2f} | {f['before_s']:.1f} | "
+          f"{f['now_s']:.1f} |" for f in steps]])
 
 
 def table(name):

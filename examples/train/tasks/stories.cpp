@@ -66,20 +66,7 @@ keep:  1 " {=friend} has the {=color} {=thing}."
 home:  1 " {=hero} goes home with the {=color} {=thing}."
 )";
 
-[[noreturn]] void bad_grammar(int line, const std::string& why) { fail("Grammar: line ", line, ": ", why); }
-
-double read_weight(std::istream& in, int line) {
-  double weight = 0;
-  const auto at = in.tellg();
-  if (in >> weight && weight > 0 && weight < 1e6) return weight;
-  in.clear(), in.seekg(at);
-  std::string rest;
-  std::getline(in >> std::ws, rest, '|');
-  bad_grammar(line, "expected a positive weight before '" + rest + "'");
-}
-
 struct Way {
-  int line;
   double weight;
   std::string text, next;
 };
@@ -88,44 +75,32 @@ struct Way {
 
 // Reads all lines first, then builds: labels and lists may be used before they are defined.
 Grammar::Grammar(std::string_view source) {
-  std::map<std::string, std::vector<Option>, std::less<>> lists;
-  std::map<std::string, std::vector<Way>, std::less<>> ways;
-  for (int line = 0; const std::string_view text : split_text(source, '\n')) {
-    ++line;
-    std::istringstream in{std::string(text)};
-    std::string name, mark, word, next;
-    if (!(in >> name) || name[0] == '#') continue;
+  std::map<std::string, std::vector<Option>> lists;
+  std::map<std::string, std::vector<Way>> ways;
+  for (const std::string_view line : split_text(source, '\n')) {
+    std::istringstream in{std::string(line)};
+    std::string name, word, next;
+    double weight = 0;
+    if (!(in >> name)) continue;
     if (name.back() == ':') {
-      const double weight = read_weight(in, line);
-      if ((in >> std::ws).peek() != '"' || !(in >> std::quoted(word))) bad_grammar(line, "expected a text in quotes");
-      if (in >> next && next[0] != '>') bad_grammar(line, "expected >label after the text");
-      ways[name.substr(0, name.size() - 1)].push_back({line, weight, word, next.empty() ? "" : next.substr(1)});
+      in >> weight >> std::quoted(word) >> next;
+      ways[name.substr(0, name.size() - 1)].push_back({weight, word, next.substr(next.starts_with('>'))});
     } else {
-      if (!(in >> mark) || mark != "=") bad_grammar(line, "expected `list = ..` or `label: ..`");
-      do {
-        const double weight = read_weight(in, line);
+      for (in >> word; in >> weight;) {
         std::getline(in >> std::ws, word, '|');
         word.erase(word.find_last_not_of(' ') + 1);
         lists[name].push_back({word, weight, kEnd, {}});
-      } while (!in.eof());
+      }
     }
   }
   check(ways.contains("start"), "Grammar: no line `start:`");
-
   std::vector<std::string> registers;  // of the lists that are said again
   for (const auto& [name, words] : lists)
     if (source.find("{=" + name + "}") != source.npos) registers.push_back(name);
   check(registers.size() <= kRegisters, "Grammar: ", registers.size(), " lists are said again, at most ",
         int{kRegisters}, " can be");
-  const auto options_of = [&](std::string_view list, int next, int at_line) {
-    const auto found = lists.find(list);
-    if (found == lists.end()) bad_grammar(at_line, "no list '" + std::string(list) + "'");
-    std::vector<Option> options = found->second;
-    for (Option& o : options) o.next = next;
-    return options;
-  };
 
-  std::map<std::string, int, std::less<>> node_of;  // `start` first, for it opens
+  std::map<std::string, int> node_of;  // `start` first, for it opens
   nodes_.emplace_back(), node_of["start"] = 0;
   for (const auto& [label, unused] : ways)
     if (label != "start") node_of[label] = static_cast<int>(nodes_.size()), nodes_.emplace_back();
@@ -133,19 +108,18 @@ Grammar::Grammar(std::string_view source) {
     const auto fork = at(node_of[label]);
     for (const Way& way : of_label) {
       const std::string text = way.text + (way.next.empty() ? "\n" : "");
-      if (!way.next.empty() && !node_of.contains(way.next)) bad_grammar(way.line, "no label '" + way.next + "'");
-      const int after = way.next.empty() ? kEnd : node_of[way.next];
+      const int after = way.next.empty() ? kEnd : node_of.at(way.next);
       const auto here = [&] { return static_cast<int>(nodes_.size()); };
       std::size_t at = std::min(text.find('{'), text.size());
       nodes_[fork].options.push_back({text.substr(0, at), way.weight, at == text.size() ? after : here(), {}});
       while (at < text.size()) {  // a brace, then perhaps plain text; each a node
         const std::size_t close = text.find('}', at);
-        if (close == text.npos) bad_grammar(way.line, "a brace that is not closed");
         const bool again = text[at + 1] == '=';
         const std::string list = text.substr(at + 1 + again, close - at - 1 - again);
         const std::size_t plain = close + 1, open = std::min(text.find('{', plain), text.size());
         const auto next = [&](std::size_t end) { return end == text.size() ? after : here() + 1; };
-        Node node{.options = options_of(list, next(plain), way.line)};
+        Node node{.options = lists.at(list)};
+        for (Option& o : node.options) o.next = next(plain);
         const auto found = std::ranges::find(registers, list);
         if (found != registers.end()) (again ? node.recall : node.store) = static_cast<int>(found - registers.begin());
         nodes_.push_back(std::move(node));
@@ -168,8 +142,8 @@ void Grammar::price(Node& node, const std::string& where) {
   double total = 0;
   for (const Option& o : node.options) total += o.p;
   for (Option& o : node.options) {
-    check(node.options.size() == 1 || !o.text.empty(), "Grammar: ", where,
-          ": a way to continue begins with a brace; it must begin with text");
+    check(o.p > 0 && (node.options.size() == 1 || !o.text.empty()), "Grammar: ", where,
+          ": expected a weight above 0, and a text where there is a choice");
     o.p /= total;
   }
   for (Option& o : node.options) {

@@ -6,7 +6,7 @@
 
 namespace train {
 
-/// A grammar in lines of three kinds; blank ones and those that begin with # are for the eye.
+/// A grammar in lines of two kinds; blank ones are for the eye.
 ///     list = 3 Anna | 2 Tom                      words with weights, none the beginning of another
 ///     label: 2 text with {list} and {=list}      {list} draws a word and remembers it, {=list} says it again
 ///     label: 1 other text >next

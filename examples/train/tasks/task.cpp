@@ -59,11 +59,14 @@ Yardsticks yardsticks(const Task& task, Index rows) {
   constexpr Index kMostPairs = Index{1} << 24;
   const bool pairs = classes * classes <= kMostPairs;
   std::vector<double> single(at(classes), 0.01), pair(pairs ? at(classes * classes) : 0, 0.01);
+  double seen = 0;
   const auto visit = [&](Split split, auto&& f) {
+    seen = 0;
     std::vector<std::int32_t> x(at(n)), y(at(n));
     for (Index r = 0; r < rows; ++r) {
       task.row(split, r, x.data(), y.data());
-      for (std::size_t t = 0; t < y.size(); ++t) f(x[t], at(y[t]), at(x[t] * classes + y[t]));
+      for (std::size_t t = 0; t < y.size(); ++t)
+        if (y[t] >= 0) f(x[t], at(y[t]), at(x[t] * classes + y[t])), ++seen;
     }
   };
   visit(Split::train, [&](std::int32_t, std::size_t y, std::size_t xy) {
@@ -79,7 +82,6 @@ Yardsticks yardsticks(const Task& task, Index rows) {
     out.unigram -= std::log(single[y] / total);
     if (pairs) out.bigram -= std::log(pair[xy] / after[at(x)]);
   });
-  const double seen = static_cast<double>(rows * n);
   out.unigram /= seen;
   out.bigram = pairs ? out.bigram / seen : out.unigram;
   return out;

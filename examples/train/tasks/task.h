@@ -51,7 +51,7 @@ class Task {
   /// What tells its data from others', where options and seed do not: size and checksum of a text.
   const hilt::SafetensorsMetadata& identity() const { return identity_; }
   Batch batch(Split split, Index first, Index count) const;
-  /// Writes one row: length() inputs and as many targets.
+  /// Writes one row: length() inputs and as many targets, of which -100 is none.
   virtual void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const = 0;
   /// What the best reader pays for a row, in nats, and how many it hits; below 0: nobody knows.
   struct Exact {
@@ -80,7 +80,10 @@ class Task {
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt,
                                 const std::string& tokenizer = "");
-extern const Profile kText;
+/// Names, one a line of a file; without one, made.
+std::unique_ptr<Task> names_task(const std::string& path, Index length, std::uint64_t seed,
+                                 const std::optional<Vocabulary>& vocabulary);
+extern const Profile kText, kNames;
 
 /// What simpler readers reach, in nats a target, after counting in rows of the training split: that
 /// knows how often each class is; that also knows the token before (for life: the cell itself).

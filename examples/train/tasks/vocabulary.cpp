@@ -127,7 +127,8 @@ Vocabulary Vocabulary::from_text(std::string_view text) {
 
 char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& what) {
   const std::optional<char32_t> c = next_utf8(text, at);
-  if (!c) fail_with(Code::data, what, ": invalid UTF-8 at byte ", at, "; take bytes instead of characters");
+  if (!c)
+    fail_with(Code::data, what, ": invalid UTF-8 at byte ", at, "; save it as UTF-8, or take bytes, not characters");
   return *c;
 }
 

@@ -3,10 +3,14 @@
 
     names.py [--steps N] [--compile]
     names.py --beside BUILD [--steps N] [--rounds N] [--compile] [--microgpt FILE]
+    names.py --calls BUILD [--rounds N]
+    names.py --train BUILD --before BUILD [--rounds N]
 
 --beside: BUILD/tests/bench/hilt_names and this in turn, on one thread, N rounds; a JSON line a library, with the least
 median of a round, lines of code, and what valgrind counts of Hilt: instructions and allocations of a name.
-FILE is a microgpt.py: it learns the same names, shuffled, from weights of its own.
+FILE is a microgpt.py: it learns the same names, shuffled, from weights of its own; so does `train --task names`.
+--calls: attention of 16 tokens forward and back, in C++, through torch, and torch's own. --train: steps of the trainer
+and its processor seconds, beside those of an earlier build, in turn.
 """
 import argparse
 import datetime
@@ -14,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -109,6 +114,67 @@ def microgpt(path, steps=100):
             "us": times[len(times) // 2], "lowest_us": times[0], "lines": lines_of(pathlib.Path(path))}
 
 
+def trained(build, options, environment=None):
+    """Milliseconds of each step of train, its losses, and its processor seconds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([pathlib.Path(build, "examples/train").resolve(), "--device", "cpu", "--out", "run", *options],
+                       cwd=scratch, env=environment, stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        lines = pathlib.Path(scratch, "run/log.jsonl").read_text().splitlines()[1:]
+    return ([json.loads(line)["ms"] for line in lines],
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def train_names(build, steps, environment):
+    times = sorted(1e3 * ms for ms in trained(build, ["--task", "names", "--steps", str(steps)], environment)[0])
+    return {"library": "train --task names", "steps": steps, "us": times[steps // 2], "lowest_us": times[0]}
+
+
+def calls(build, rounds):
+    """Microseconds of attention of 16 tokens, 4 heads of 4, causal, forward and back: the least median of a round."""
+    import hilt
+    import torch
+    torch.set_num_threads(1)
+    q, k, v = (torch.randn(1, 16, 4, 4, requires_grad=True) for _ in range(3))
+    d, plan, sdpa = torch.randn(1, 16, 4, 4), hilt.plan(16, heads=4, causal="token"), torch.nn.functional
+    theirs = lambda: sdpa.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+    ways = {"through torch": lambda: hilt.attention(q, k, v, plan=plan),
+            "SDPA of torch": lambda: theirs().transpose(1, 2)}
+    best = {}
+    for _ in range(rounds):
+        said = subprocess.run([pathlib.Path(build, "tests/bench/hilt_names").resolve(), "3000", "call"], check=True,
+                              env=dict(os.environ, HILT_THREADS="1"), capture_output=True, text=True).stdout
+        rows = [dict(json.loads(said), library="C++")]
+        for library, call in ways.items():
+            times = []
+            for _ in range(3000):
+                begin = time.perf_counter()
+                torch.autograd.grad(call(), (q, k, v), d)
+                times.append(1e6 * (time.perf_counter() - begin))
+            rows.append({"library": library, "us": sorted(times)[1500], "lowest_us": min(times)})
+        for row in rows:
+            if row["library"] not in best or row["us"] < best[row["library"]]["us"]:
+                best[row["library"]] = row
+    for library, row in best.items():
+        print(json.dumps({"figure": "call", "library": library, "us": row["us"], "lowest_us": row["lowest_us"],
+                          "load": os.getloadavg()[0]}))
+
+
+def steps_beside(build, before, rounds):
+    for what, options in (("the default", []), ("4 layers x 128", ["--layers", "4"])):
+        ms, seconds = {}, {}
+        for _ in range(rounds):
+            for which, where in (("before", before), ("now", build)):
+                times, spent = trained(where, ["--steps", "40", *options])
+                ms.setdefault(which, []).append(sorted(times)[20])
+                seconds.setdefault(which, []).append(spent)
+        middle = lambda x: sorted(x)[len(x) // 2]
+        print(json.dumps({"figure": "step", "what": what, "rounds": rounds, "load": os.getloadavg()[0],
+                          **{f"{w}_ms": middle(ms[w]) for w in ms}, **{f"{w}_s": middle(seconds[w]) for w in ms},
+                          "ratio": middle([b / a for a, b in zip(ms["before"], ms["now"])])}))
+
+
 def lines_of(path):
     """Without blank lines and comments."""
     return sum(bool(re.match(r"\s*[^\s/#]", line)) for line in path.read_text().splitlines())
@@ -138,6 +204,7 @@ def beside(build, steps, rounds, compiled, python):
         for f in [json.loads(line) for line in said.splitlines()] + peers:
             if f["library"] not in best or f["us"] < best[f["library"]]["us"]:
                 best[f["library"]] = f
+    best["train"] = min((train_names(build, steps, environment) for _ in range(rounds)), key=lambda f: f["us"])
     if python:
         best["microgpt"] = microgpt(python)
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE.parent, capture_output=True, text=True)
@@ -157,7 +224,14 @@ if __name__ == "__main__":
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--beside", metavar="BUILD")
     parser.add_argument("--microgpt", metavar="FILE")
+    parser.add_argument("--calls", metavar="BUILD")
+    parser.add_argument("--train", metavar="BUILD")
+    parser.add_argument("--before", metavar="BUILD")
     args = parser.parse_args()
+    if args.calls:
+        sys.exit(calls(args.calls, args.rounds))
+    if args.train:
+        sys.exit(steps_beside(args.train, args.before, args.rounds))
     if args.beside:
         sys.exit(beside(args.beside, args.steps, args.rounds, args.compile, args.microgpt))
     print(json.dumps(run(args.steps, args.compile)))
