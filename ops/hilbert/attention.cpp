@@ -93,6 +93,7 @@ AttentionResult run_mode(const Call& call, Inputs in, bool with_lse) {
 AttentionResult run(Call call, Inputs in, bool with_lse) {
   const auto [q, k, v] = OneOp::parts(in);
   const TakesOrder takes = takes_order(call);
+  if (takes == TakesOrder::followed) return run_mode(following(std::move(call)), in, with_lse);
   if (takes == TakesOrder::gathered) {
     const GivenOrder order(call);
     std::vector<Tensor> along;
@@ -104,7 +105,9 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
     if (out) copy(out, o);
     return {o, order.home(r.lse, 2)};
   }
-  const bool one_order = takes == TakesOrder::in_plan && call.options.permutation.rank() == 1;
+  const bool in_plan = takes == TakesOrder::in_plan, one_order = in_plan && call.options.permutation.rank() == 1;
+  if (in_plan && q.device().is_cpu() && call.options.backward == Backward::hybrid && !call.plan->spec().queries)
+    call.given = kernel_forward(following(call), in_rows(q), in_rows(k), in_rows(v));  // as fused
   if (one_order) call.plan = plan_along(call, -1);
   if (one_order || (takes == TakesOrder::no && !call.plan->looks_at_data())) return run_mode(call, in, with_lse);
   std::vector<Tensor> o, lse;
@@ -113,6 +116,7 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
     for (const Tensor& x : in) its.push_back(sequence_of(x, b));
     Call one = call_of(own, how, OneOp::parts(its));
     if (call.out) one.out = sequence_of(call.out, b);
+    if (call.given.o) one.given = {sequence_of(call.given.o, b), sequence_of(call.given.lse, b)};
     const AttentionResult r = run(one, its, with_lse);
     o.push_back(r.o), lse.push_back(r.lse);
   });

@@ -30,11 +30,11 @@ struct AttentionOptions {  // what a call may change
   bool strict = false;             // a fallback is an error
   ScoreTerms terms = {};           // see ScoreTerms
   /// The order, where the plan is of `order=given`: i32 or i64 [L] or [B, L], the token at each
-  /// position, a bijection inside each document, on the device of q. A CPU looks at once; a GPU at
-  /// the next value that is asked for, and what a wrong order gives is NaN. Bits are those
-  /// of a plan made with that order, but of the sink's gradient, a sum along positions. What looks
-  /// at tokens (causal token, alibi, relative, bias, dropout, fewer queries) takes a plan for each
-  /// order on a CPU, and on a GPU an order in the plan, PlanSpec::given.
+  /// position, a bijection inside each document, on the device of q. A CPU looks at once; a GPU
+  /// at the next value that is asked for, and what a wrong order gives is NaN. Bits are those of
+  /// a plan with that order, but of a sink's gradient on a GPU, and on a CPU of causality by
+  /// token. Plans for each order are made for fewer queries, on a CPU for taped and hybrid, and
+  /// on a GPU for what looks at tokens: causality, alibi, relative, bias, dropout.
   Tensor permutation = {};
 };
 

@@ -89,6 +89,7 @@ kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tens
   if (p.row) pass.sizes.batch = 1, pass.sizes.first_batch += row;
   if (q.device().is_cpu()) pass.places = &p.part->places;
   if (has_pair_terms(call.options.terms)) pass.terms = &terms;
+  if (call.token_at) pass.along = call.token_at->data(), pass.causal = call.causal;
   return pass;
 }
 /// Branch by branch, as the online softmax merges them. Where all branches of a chain have one

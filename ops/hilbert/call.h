@@ -19,7 +19,9 @@ struct Call {
   ShardPlanPtr shard = {};     // of several ranks: what this one computes
   std::optional<Comm> comm = {};
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
-  Tensor table = {};                   // relative [H, entries] and a 0, where some tokens lie on no grid
+  std::shared_ptr<const std::vector<std::int32_t>> token_at = {};  // at each position, where kernels follow an order
+  bool causal = false;                                             // and by token, which such a plan leaves to them
+  Tensor table = {};  // relative [H, entries] and a 0, where some tokens lie on no grid
 
   Index heads() const { return plan->heads(); }
   kernels::AttentionSizes sizes() const;
@@ -60,10 +62,12 @@ struct TilingPass {
 
 // ---- a plan that takes an order (points/given.cpp) ----------------------------------------------
 
-/// How a call brings it: not at all; rows gathered along the order, and results brought home; or,
-/// where something looks at tokens, a plan made with it.
-enum class TakesOrder : unsigned char { no, gathered, in_plan };
+/// How a call brings it: not at all; kernels follow it from row to row; rows gathered along the
+/// order, and results brought home; or, where something looks at tokens, a plan made with it.
+enum class TakesOrder : unsigned char { no, followed, gathered, in_plan };
 TakesOrder takes_order(const Call& call);
+/// The call with its order, checked, for kernels that follow it.
+Call following(Call call);
 
 /// Checks AttentionOptions::permutation against a plan, but for what it says.
 void check_permutation(const char* op, const Plan& plan, const Tensor& permutation, const Tensor& q);

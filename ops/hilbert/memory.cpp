@@ -110,7 +110,7 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
                                  const ScoreTerms& terms, Device where) {
   AttentionMemory m = memory_along(plan, batch, kv_heads, dim, dtype, mode, terms, where);
-  if (!plan.takes_order()) return m;
+  if (!plan.takes_order() || where.is_cpu()) return m;
   // q, k and v along the order, which are kept; o and its gradient in both orders.
   const std::size_t row = at(batch * dim) * size_of(dtype), q = row * at(plan.length() * plan.heads()),
                     kept = q + 2 * row * at(plan.length() * kv_heads) + 16 * at(plan.length());

@@ -2,7 +2,8 @@
 // kernels walk, and for a CPU's lists, as JSON, a line a set. A hash of all these lists tells
 // whether another build makes the same.
 //
-//   hilt_plans [--only TEXT]              the sets of kRows whose name has the text; all, and 300 drawn
+//   hilt_plans [--only TEXT]              the sets whose name has the text; all, and 300 drawn. Of an
+//                                         order with the call, a CPU's forward pass beside the plan's
 //   hilt_plans --hashes FILE COUNT SEED   hashes alone: of a file of problems, and of so many drawn
 //                                         ones of at most 16,384 tokens
 //   hilt_plans --drawn COUNT SEED         so many drawn problems: the median, p95 and the worst of a
@@ -234,6 +235,47 @@ void time_row(const Row& row) {
   std::cout << R"(,"hash":")" << std::hex << sum << std::dec << "\"}" << std::endl;
 }
 
+/// A CPU's forward pass of a plan with its order, and of that order with the call, a new one each
+/// time: what the order costs on the host. f32, one head of 65,536 tokens, head dim 64.
+void time_given(const char* pattern, const char* what) {
+  const Index length = 65536;
+  const auto x = [&](std::uint64_t stream) { return randn({1, length, 1, 64}, {51, stream}, DType::f32); };
+  const Tensor q = x(1), k = x(2), v = x(3);
+  PlanSpec any;
+  any.length = length, any.order = parse_order("given", length), any.pattern = parse_pattern(pattern);
+  AttentionOptions options;
+  const std::string_view name = what;
+  if (name == "causal") any.causality = kCausal;
+  if (name == "alibi") options.terms.alibi = true;
+  if (name == "dropout") options.dropout = 0.1, options.key = RandomKey{51, 4};
+  const PlanPtr plan = make_plan(any);
+  std::vector<double> own_ms, call_ms;
+  std::uint64_t seed = 51;
+  for (int run = -1; run < 5; ++run) {
+    PlanSpec fixed = any;
+    for (Index i = 0; i < length; ++i) fixed.given.push_back(static_cast<std::int32_t>(i));
+    for (Index i = length - 1; i > 0; --i) {
+      seed = seed * 6364136223846793005u + 1442695040888963407u;
+      std::swap(fixed.given[static_cast<std::size_t>(i)],
+                fixed.given[static_cast<std::size_t>((seed >> 33) % static_cast<std::uint64_t>(i + 1))]);
+    }
+    AttentionOptions given = options;
+    given.permutation = from_values(fixed.given, {length});
+    const auto timed = [&](std::vector<double>& ms, const PlanPtr& of, const AttentionOptions& how) {
+      const double begin = now_ms();
+      (void)attention(q, k, v, of, how);
+      if (run >= 0) ms.push_back(now_ms() - begin);
+    };
+    timed(call_ms, plan, given);
+    const auto own = std::make_shared<const Plan>(fixed);
+    (void)attention(q, k, v, own, options);  // makes its lists
+    timed(own_ms, own, options);
+  }
+  std::cout << std::setprecision(3) << R"({"set":"an order with the call, )" << what << R"(","pattern":")" << pattern
+            << R"(","of_plan_ms":)" << median(own_ms) << R"(,"of_call_ms":)" << median(call_ms) << R"(,"ratio":)"
+            << median(call_ms) / median(own_ms) << "}" << std::endl;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -250,5 +292,10 @@ int main(int count, char** words) {
     if (const std::string name = std::string(row.set) + ' ' + row.pattern;
         args.empty() || name.find(args[1]) != name.npos)
       time_row(row);
+  for (const char* pattern : {"segment:256", "segment:64", "slide:64"})
+    for (const char* what : {"alibi", "dropout", "causal"})
+      if (const std::string name = "an order with the call, " + std::string(what) + ' ' + pattern;
+          args.empty() || name.find(args[1]) != name.npos)
+        time_given(pattern, what);
   if (args.empty()) time_drawn(300, 51);
 }

@@ -289,8 +289,11 @@ def cpu_attention(figures):
 def plans(figures):
     """What stands before a kernel, on the host; sets that differ in order or causality share a row."""
     by, first = {}, figures[0]
+    given = [f for f in figures[1:-1] if "ratio" in f]
     for f in figures[1:-1]:
         name, *variant = f["set"].split(", ")
+        if f in given:
+            continue
         by.setdefault(f"{name}, `{f['pattern']}`", []).append((" ".join(variant), f))
     text = lambda ms: f"{ms:.2g}" if ms < 100 else f"{ms:.0f}"
     cell = lambda sets, *keys: "/".join(text(sum(f[key] for key in keys)) for _, f in sets if keys[-1] in f)
@@ -299,6 +302,10 @@ def plans(figures):
         said = "/".join(variant for variant, _ in sets if variant)
         lines.append(f"| {name}{', ' + said if said else ''} | {cell(sets, 'plan_ms', 'visits_ms', 'short_ms')} | "
                      f"{cell(sets, 'plan_ms', 'cpu_ms')} |")
+    patterns, whats = (list(dict.fromkeys(of(f) for f in given))
+                       for of in (lambda f: f["pattern"], lambda f: f["set"].split(", ")[1]))
+    ratios = ", ".join("/".join(text(f["ratio"]) for f in given if f["pattern"] == p) for p in patterns)
+    lines.append(f"| given order, {'/'.join(whats)}: {', '.join(f'`{p}`' for p in patterns)} | | x {ratios} |")
     drawn = figures[-1]
     lines.append(f"| {drawn['count']} drawn, median/p95/worst | "
                  f"{'/'.join(text(drawn[key]) for key in ('median_ms', 'p95_ms', 'worst_ms'))} |  |")

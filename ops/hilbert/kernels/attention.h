@@ -72,6 +72,10 @@ struct AttentionPass {
   Input q, k, v;
   const Tiling::Places* places = nullptr;  // on a CPU; null: the start of every row, as on a GPU
   const Terms* terms = nullptr;            // of the scores, if any
+  /// On a CPU, where an order came with the call and the tiling stands in row order: the token at
+  /// each position of each row of the batch; and whether keys come no later than queries.
+  const std::int32_t* along = nullptr;
+  bool causal = false;
 
   [[gnu::always_inline]] Index place_count() const { return places ? places->count(sizes.batch) : sizes.batch; }
   [[gnu::always_inline]] Tiling::Place place(Index i) const {

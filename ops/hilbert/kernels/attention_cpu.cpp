@@ -12,10 +12,6 @@
 // So all sums have one order, whatever the number of threads. M: dropout's multipliers. Matrix work
 // is product(), of bf16 by the hardware where it has that; where compact() lists the pairs of
 // a tile, they are taken one by one instead, and a row of S, P or dS has those of its query alone.
-//
-// A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so rows
-// some of which are not finite are not multiplied whole: the pairs that do attend are added one by
-// one.
 #include "ops/hilbert/kernels/backward_cpu.h"
 
 namespace hilt::kernels {
@@ -33,13 +29,14 @@ template <class E> struct ForwardSpace {
     FactorRows<E> q;
     Tile<W> o;
     W *m, *l;
-    Index n;            // queries
-    std::int32_t next;  // of its list of key tiles
+    Index n;                  // queries
+    std::int32_t next, last;  // of its list of key tiles; token that causality compares
   };
   ForwardSpace(Carver& c, Index dim, Index entries) : v(c, dim, true), row(row_space<W>(c, entries)) {
     k_t = c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile);
     wide_k = c.tile<W>(kTile, dim), s = c.tile<W>(kSlab, kTile);
-    for (Queries& x : queries) x = {{c, dim, false}, c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile), 0, 0};
+    for (Queries& x : queries)
+      x = {{c, dim, false}, c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile), 0, 0, 0};
   }
   Tile<E> k_t;
   FactorRows<E> v;  // and k, before it is turned
@@ -76,10 +73,11 @@ template <class E> struct ForwardTask {
   void load(std::int32_t i) {
     Queries& x = queries(i);
     x.n = head.t.q_tile.data()[i].end - head.t.q_tile.data()[i].begin, x.next = head.t.keys_begin.data()[i];
+    x.last = head.last_token(i);
     x.q.read(head.of_queries(f.q, i), x.n, scale);
     const Listed<void> state = head.of_queries(f.o, i);
     for (Index r = 0; r < x.n; ++r) {
-      x.m[r] = f.fresh ? kMinusInfinity<W> : lse[state.token[r]];
+      x.m[r] = f.fresh ? kMinusInfinity<W> : lse[state.at(r)];
       x.l[r] = x.m[r] == kMinusInfinity<W> ? 0 : 1;
       const Index held = x.l[r] != 0 ? dim : 0;
       for (Index d = held; d < wide; ++d) x.o.row(r)[d] = 0;
@@ -106,12 +104,12 @@ template <class E> struct ForwardTask {
     if (next_of(i) != keys.number) return;
     Queries& x = queries(i);
     const bool partial = head.t.keys.data()[x.next++].partial;
+    if (x.last < keys.first) return;
     const std::uint8_t* lists = keys.listed;
     for (Index first = 0; first < x.n; first += kSlab) {
       const Index rows = x.n - first < kSlab ? x.n - first : kSlab, q0 = head.t.q_tile.data()[i].begin + first;
       const Tile<W> o = x.o.from(first);
-      if (keys.terms)
-        for (Index r = 0; r < rows; ++r) keys.terms.fetch(keys.token(q0 + r));
+      for (Index r = 0; keys.terms && r < rows; ++r) keys.terms.fetch(head.token(q0 + r));
       if (lists)
         pair_dots(x.q.widened(head.of_queries(f.q, i), x.n, scale).from(first), space.wide_k, lists, rows, wide,
                   space.s);
@@ -121,7 +119,7 @@ template <class E> struct ForwardTask {
         weigh(keys, q0 + r, list, partial, space.s.row(r), x.m[first + r], x.l[first + r], o.row(r));
       if (lists) lists = pair_sums(space.s, space.v.wide, lists, rows, wide, o, true);
       else
-        sum_over_rows(plain(factor<E>(space.s)), space.v, o, rows, keys.n, dim, true,
+        sum_over_rows(plain(factor<E>(space.s)), space.v, o, rows, keys.n, dim,
                       [&](Index r, Index j) { return keys.pairs(q0 + r, j, partial); });
     }
   }
@@ -129,7 +127,7 @@ template <class E> struct ForwardTask {
   void weigh(KeyTile<E>& keys, Index q, const std::uint8_t* list, bool partial, W* s, W& m, W& l, W* o) {
     const Index met = list ? *list : keys.n, whole = whole_vectors<W>(met);
     if (met == 0) return;
-    if (keys.terms) keys.terms.add(keys.token(q), s);
+    if (keys.terms) keys.terms.add(head.token(q), s);
     if (const Lane<W>* const keep = keys.mask_of(q, partial))
       for (Index j = 0; j < whole; j += kLanes<W>)
         vector_at(s + j) = vector_at(keep + j) != 0 ? vector_at(s + j) : Vector<W>{} + kMinusInfinity<W>;
@@ -148,7 +146,7 @@ template <class E> struct ForwardTask {
       with_stored<W>(f.o.type, [&]<class O>() {
         for (Index d = 0; d < dim; ++d) result.row<O>(r)[d] = static_cast<O>(x.o.row(r)[d] * share);
       });
-      lse[result.token[r]] = x.m[r] + math::log(x.l[r]);
+      lse[result.at(r)] = x.m[r] + math::log(x.l[r]);
     }
   }
 };

@@ -13,12 +13,13 @@ template <class E> struct BackwardSpace {
     FactorRows<E> q, d_o;
     Tile<W> dq;
     W* delta;
+    std::int32_t last;  // token that causality compares
   };
   BackwardSpace(Carver& c, Index dim, Index entries) : k(c, dim, true), row(row_space<W>(c, entries)) {
     for (Tile<E>* x : {&k_t, &v_t}) *x = c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile);
     for (Tile<W>* x : {&dk, &dv}) *x = c.tile<W>(kTile, dim);
     for (Tile<W>* x : {&p, &ds}) *x = c.tile<W>(kTile, kTile);
-    for (Queries& x : queries) x = {{c, dim, true}, {c, dim, true}, c.tile<W>(kTile, dim), c.take<W>(kTile)};
+    for (Queries& x : queries) x = {{c, dim, true}, {c, dim, true}, c.tile<W>(kTile, dim), c.take<W>(kTile), 0};
   }
   FactorRows<E> k;  // and v, before it is turned
   Tile<E> k_t, v_t;
@@ -69,14 +70,7 @@ void add_rows(const Listed<void>& to, Tile<W> x, Index begin, Index end, W facto
   for (Index i = begin; i < end; ++i) {
     W *const sum = to.row<W>(i), *const term = x.row(i);
     const bool first = is_first(i);
-    Index d = 0;
-    for (; d + kLanes<W> <= to.dim; d += kLanes<W>) {
-      Vector<W> line{};
-      if (!first) __builtin_memcpy(&line, sum + d, sizeof line);
-      line += factor * vector_at(term + d);
-      __builtin_memcpy(sum + d, &line, sizeof line);
-    }
-    for (; d < to.dim; ++d) sum[d] = (first ? 0 : sum[d]) + factor * term[d];
+    for (Index d = 0; d < to.dim; ++d) sum[d] = (first ? 0 : sum[d]) + factor * term[d];
   }
 }
 
@@ -106,39 +100,39 @@ template <class E> struct BackwardTask {
   const std::int32_t* lists = head.t.keys_begin.data();
 
   void run() {
-    for (std::int32_t i = tiles.begin; i < tiles.end; ++i)
-      if (lists[i] < lists[i + 1]) load(i, queries(i));
+    for (std::int32_t i = tiles.begin; i < tiles.end; ++i) load(i, queries(i));
     for (std::int32_t visit = 0, entry; (entry = head.t.entry_of(tiles, visit)) >= 0; ++visit) {
       KeyTile<E> keys(head, head.t.keys.data()[entry].tile, d_terms, *space.row);
       load_keys(keys, head.t.entry_of(tiles, visit + 1));
       if (order.entries) wait_for(order.entries + entry, order.turn);
-      bool add = false;
+      if (!keys.listed) clear(space.dk, keys.n), clear(space.dv, keys.n);  // else v is in dv
       for (std::int32_t i = tiles.begin; i < tiles.end; ++i)
-        if (lists[i] + visit < lists[i + 1]) meet(i, keys, visit, add), add = true;
+        if (lists[i] + visit < lists[i + 1] && queries(i).last >= keys.first) meet(i, keys, visit);
       if (order.entries) finish(order.entries + entry, order.turn);
       add_to_keys(keys, entry);
     }
-    for (std::int32_t i = tiles.begin; i < tiles.end; ++i) {
-      const Tile<W> x = queries(i).dq;
-      for (Index r = 0; lists[i] == lists[i + 1] && r < rows_of(i); ++r)
-        for (Index d = 0; d < wide; d += kLanes<W>) vector_at(x.row(r) + d) = Vector<W>{};
-      add_rows(head.of_queries(pass.dq, i), x, 0, rows_of(i), scale, [&](Index) { return direct; });
-    }
+    for (std::int32_t i = tiles.begin; i < tiles.end; ++i)
+      add_rows(head.of_queries(pass.dq, i), queries(i).dq, 0, rows_of(i), scale, [&](Index) { return direct; });
   }
 
  private:
   Queries& queries(std::int32_t i) const { return space.queries[i - tiles.begin]; }
+  void clear(Tile<W> x, Index rows) const {
+    for (Index r = 0; r < rows; ++r)
+      for (Index d = 0; d < wide; d += kLanes<W>) vector_at(x.row(r) + d) = Vector<W>{};
+  }
   Index rows_of(std::int32_t i) const { return head.t.q_tile.data()[i].end - head.t.q_tile.data()[i].begin; }
 
   void load(std::int32_t i, Queries& x) {
     const Listed<const void> d_o = head.of_queries(pass.d_o, i), o = head.of_queries(pass.o, i);
     const Index rows = rows_of(i);
+    clear(x.dq, rows), x.last = head.last_token(i);
     x.q.read(head.of_queries(pass.q, i), rows, kPacked<E> ? 1 : scale), x.q.pack(rows, dim);
     x.d_o.read(d_o, rows, W{1}), x.d_o.pack(rows, dim);
     const W* const delta = pass.delta ? static_cast<const W*>(pass.delta) + head.first_row() : nullptr;
     with_stored<E>(pass.q.type, [&]<class T>() {
       for (Index r = 0; r < rows; ++r)
-        x.delta[r] = delta ? delta[o.token[r]] : dot(o.row<const T>(r), d_o.row<const T>(r), dim);
+        x.delta[r] = delta ? delta[o.at(r)] : dot(o.row<const T>(r), d_o.row<const T>(r), dim);
     });
   }
   /// next: the entry to come, or -1.
@@ -155,13 +149,12 @@ template <class E> struct BackwardTask {
     if (next >= 0) keys.fetch(pass.k, head.t.keys.data()[next].tile), keys.fetch(pass.v, head.t.keys.data()[next].tile);
   }
 
-  void meet(std::int32_t i, KeyTile<E>& keys, std::int32_t visit, bool add) {
+  void meet(std::int32_t i, KeyTile<E>& keys, std::int32_t visit) {
     Queries& x = queries(i);
     const Index q0 = head.t.q_tile.data()[i].begin, rows = rows_of(i), n = keys.n;
     const bool partial = head.t.keys.data()[lists[i] + visit].partial;
     const Listed<const void> q_rows = head.of_queries(pass.q, i);
-    if (keys.terms)
-      for (Index r = 0; r < rows; ++r) keys.terms.fetch(keys.token(q0 + r));
+    for (Index r = 0; keys.terms && r < rows; ++r) keys.terms.fetch(head.token(q0 + r));
     const std::uint8_t *list = keys.listed, *by_key = nullptr;
     if (list) {
       by_key = pair_dots(x.q.widened(q_rows, rows, scale), space.k.wide, list, rows, wide, space.p);
@@ -171,9 +164,9 @@ template <class E> struct BackwardTask {
       product(plain(x.d_o.at), space.v_t, space.ds, rows, dim, n);
     }
     for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0)
-      weigh(keys, q0 + r, list, partial, space.p.row(r), space.ds.row(r), lse[q_rows.token[r]], x.delta[r]);
+      weigh(keys, q0 + r, list, partial, space.p.row(r), space.ds.row(r), lse[q_rows.at(r)], x.delta[r]);
     if (by_key) {
-      pair_sums(space.ds, space.k.wide, keys.listed, rows, wide, x.dq, visit > 0);
+      pair_sums(space.ds, space.k.wide, keys.listed, rows, wide, x.dq, true);
       pair_sums<true>(space.p, x.d_o.wide, by_key, n, wide, space.dv, false);
       pair_sums<true>(space.ds, x.q.wide, by_key, n, wide, space.dk, false);
       return;
@@ -181,13 +174,13 @@ template <class E> struct BackwardTask {
     const auto [p_t, ds_t] = transposed_factors<E>(space.p, space.ds, rows, n);
     const auto pairs = [&](Index r, Index j) { return keys.pairs(q0 + r, j, partial); };
     const auto pairs_transposed = [&](Index j, Index r) { return pairs(r, j); };
-    sum_over_rows(p_t, x.d_o, space.dv, n, rows, dim, add, pairs_transposed);
-    sum_over_rows(ds_t, x.q, space.dk, n, rows, dim, add, pairs_transposed);
-    sum_over_rows(plain(factor<E>(space.ds)), space.k, x.dq, rows, n, dim, visit > 0, pairs);
+    sum_over_rows(p_t, x.d_o, space.dv, n, rows, dim, pairs_transposed);
+    sum_over_rows(ds_t, x.q, space.dk, n, rows, dim, pairs_transposed);
+    sum_over_rows(plain(factor<E>(space.ds)), space.k, x.dq, rows, n, dim, pairs);
   }
   /// The scores s and dP of query q become P and dS.
   void weigh(KeyTile<E>& keys, Index q, const std::uint8_t* list, bool partial, W* s, W* dp, W lse_of_q, W delta) {
-    const std::int32_t token = keys.token(q);
+    const std::int32_t token = head.token(q);
     const bool masked = keys.terms && keys.terms.add(token, s);
     const W* const multiplier = keys.multipliers_of(q, list);
     softmax_backward<E>(s, dp, multiplier, keys.mask_of(q, partial), whole_vectors<W>(list ? *list : keys.n), lse_of_q,

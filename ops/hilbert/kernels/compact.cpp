@@ -129,11 +129,8 @@ class Compactor {
   /// A tile of queries, and its tiles of keys: whole, or lists of some, or of all.
   std::vector<Piece> cheapest(std::size_t i) const {
     const Range q = t_.q_tile[i];
-    Index whole = 0, full = 0;  // keys
-    for (const Tiling::Ref r : t_.met.of(i)) {
-      const Index keys = count(t_.k_tile[at(r.tile)]);
-      whole += keys, full += r.partial ? 0 : keys;
-    }
+    Index whole = t_.keys_of(i), full = 0;  // keys
+    for (const Tiling::Ref r : t_.met.of(i)) full += r.partial ? 0 : count(t_.k_tile[at(r.tile)]);
     std::vector<Piece> best{{.q = q, .full = whole, .tile = narrow(i), .whole = true}};
     // Several tiles of queries read the same whole tiles of keys, which makes those cheaper; not so
     // those of a small segment.

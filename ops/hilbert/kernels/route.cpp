@@ -25,7 +25,7 @@ std::string_view reason_of(bool terms, bool added, bool in_turns) {
 /// The lists of a pass, and whether most of its tiles of keys are taken pair by pair.
 Decision decide(const AttentionPass& p) {
   Decision d;
-  d.lists = &compact(*p.tiling, !p.terms);
+  d.lists = &compact(*p.tiling, !p.terms && !p.causal);
   const auto by_pairs = std::ranges::count_if(d.lists->pair_begin, [](std::int32_t begin) { return begin >= 0; });
   d.route = 2 * by_pairs > std::ssize(d.lists->k_tile) ? Route::cpu_pairs : Route::cpu;
   return d;

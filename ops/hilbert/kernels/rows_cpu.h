@@ -103,12 +103,13 @@ template <class E, class F> [[gnu::always_inline]] inline void with_stored(DType
   else with_type<float, bf16, f16>(type, f);
 }
 
-/// Rows of one head that a tile lists; `first`: that tokens are counted from.
+/// Rows of one head that a tile lists; `first`: that tokens are counted from; `along`: see Head.
 template <class Void> struct Listed {
   AnyRows<Void> rows;
   Index b, h, dim, first;
-  const std::int32_t* token;
-  template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, first + token[i], h); }
+  const std::int32_t *token, *along;
+  Index at(Index i) const { return along ? along[token[i]] : first + token[i]; }
+  template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, at(i), h); }
 };
 
 /// One head at one place, which a task is about.
@@ -117,17 +118,27 @@ struct Head {
   const Compact& t;
   Tiling::Place place;
   Index h;
+  /// Where an order came with the call: the token of each position, from the place's first on.
+  const std::int32_t* along = pass.along ? pass.along + place.row * pass.sizes.queries + place.k : nullptr;
 
   /// Rows of a tensor that has one for each query, or for each key, as a tile lists them.
   template <class Void> Listed<Void> of_queries(const AnyRows<Void>& x, std::int32_t tile) const {
-    return {x, place.row, h, pass.sizes.dim, place.q, t.q_token.data() + t.q_tile.data()[tile].begin};
+    return {x, place.row, h, pass.sizes.dim, place.q, t.q_token.data() + t.q_tile.data()[tile].begin, along};
   }
   template <class Void> Listed<Void> of_keys(const AnyRows<Void>& x, std::int32_t tile) const {
     const Index kv_head = h / (pass.sizes.heads / pass.sizes.kv_heads);
-    return {x, place.row, kv_head, pass.sizes.dim, place.k, t.k_token.data() + t.k_tile.data()[tile].begin};
+    return {x, place.row, kv_head, pass.sizes.dim, place.k, t.k_token.data() + t.k_tile.data()[tile].begin, along};
   }
-  /// Where the statistics of the first query stand.
-  Index first_row() const { return (place.row * pass.sizes.heads + h) * pass.sizes.queries + place.q; }
+  /// The token of a query, counted from the place's first.
+  std::int32_t token(Index q) const { return along ? along[t.q_token.data()[q]] - place.k : t.q_names().data()[q]; }
+  std::int32_t last_token(std::int32_t tile) const {
+    std::int32_t last = 0;
+    for (Index q = t.q_tile.data()[tile].begin; q < t.q_tile.data()[tile].end; ++q)
+      last = token(q) > last ? token(q) : last;
+    return last;
+  }
+  /// Where the statistics of the row's first query stand.
+  Index first_row() const { return (place.row * pass.sizes.heads + h) * pass.sizes.queries; }
 };
 
 /// Asks for rows that are wanted soon: what all tasks share is seldom in a thread's own cache.
@@ -135,7 +146,7 @@ struct Head {
 template <class Void> [[gnu::always_inline]] inline void prefetch(const Listed<Void>& x, Index n) {
   const auto size = static_cast<Index>(size_of(x.rows.type));
   for (Index i = 0; i < n; ++i) {
-    const Index element = x.b * x.rows.batch + (x.first + x.token[i]) * x.rows.token + x.h * x.rows.head;
+    const Index element = x.b * x.rows.batch + x.at(i) * x.rows.token + x.h * x.rows.head;
     for (Index byte = 0; byte < x.dim * size; byte += kLine)
       __builtin_prefetch(static_cast<const char*>(x.rows.data) + element * size + byte);
   }
@@ -225,18 +236,15 @@ template <class E> struct FactorRows {
   }
 };
 
-/// C (+)= A B, a sum over n rows of B. But 0 x NaN is NaN: where some are not finite, only those
+/// C += A B, a sum over n rows of B. But 0 x NaN is NaN: where some are not finite, only those
 /// enter row r that it pairs with, by pairs(r, k).
 template <class E, class Pairs>
-void sum_over_rows(Left<E> a, const FactorRows<E>& b, Tile<Sum<E>> c, Index rows, Index n, Index dim, bool add,
-                   Pairs&& pairs) {
-  if (b.finite) return product(a, b.twos, c, rows, n, dim, add);
-  for (Index r = 0; r < rows; ++r) {
-    for (Index d = 0; d < dim && !add; ++d) c.row(r)[d] = 0;
+void sum_over_rows(Left<E> a, const FactorRows<E>& b, Tile<Sum<E>> c, Index rows, Index n, Index dim, Pairs&& pairs) {
+  if (b.finite) return product(a, b.twos, c, rows, n, dim, true);
+  for (Index r = 0; r < rows; ++r)
     for (Index k = 0; k < n; ++k)
       if (pairs(r, k))
         for (Index d = 0; d < dim; ++d) c.row(r)[d] += a(r, k) * plain(b.at)(k, d);
-  }
 }
 
 }  // namespace

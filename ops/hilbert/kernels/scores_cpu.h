@@ -11,7 +11,6 @@ namespace {
 
 /// A table's sums stand in so many columns: additions to one entry in a row would wait.
 constexpr Index kSpread = 8;
-
 constexpr Index kLineOfPairs = 16;  // elements of a row of pairs that are fetched together
 
 template <class T> Stat<T> dot(const T* a, const T* b, Index n) {
@@ -64,8 +63,8 @@ template <class W> struct KeyTerms {
   std::int32_t first = head.place.k;  // token of the row where the document begins
   bool is_run = true;                 // of neighbouring tokens, in order
 
-  KeyTerms(const Head& head_, Tiling::Range keys, const TermGradients& d_terms, TermSpace<W>& space_)
-      : head(head_), d(d_terms), space(space_), key(t.k_names().data() + keys.begin), n(keys.end - keys.begin) {
+  KeyTerms(const Head& head_, const std::int32_t* keys, Index count, const TermGradients& d_terms, TermSpace<W>& space_)
+      : head(head_), d(d_terms), space(space_), key(keys), n(count) {
     if (!terms) return;
     for (Index j = 0; j < n; ++j) {
       is_run = is_run && key[j] == key[0] + static_cast<std::int32_t>(j);
@@ -115,8 +114,7 @@ template <class W> struct KeyTerms {
   /// Prefetches rows of the bias and of its gradient for a later query: they lie far apart, which
   /// no processor predicts. Inline, because GCC takes a call for one without effect.
   [[gnu::always_inline]] void fetch(std::int32_t query) const {
-    fetch_row(terms->bias, query);
-    fetch_row(d.bias, query);
+    fetch_row(terms->bias, query), fetch_row(d.bias, query);
   }
   bool masks(std::int32_t query, Index j) const {
     bool masked = false;
@@ -163,12 +161,7 @@ template <class W> struct KeyTerms {
   }
   /// f(j, element of key j) of a row of pairs.
   template <class B, class F> void each_key(B* row, Index step, F&& f) const {
-    if (step == 0)
-      for (Index j = 0; j < n; ++j) f(j, *row);
-    else if (is_run && step == 1)
-      for (Index j = 0; j < n; ++j) f(j, row[key[0] + j]);
-    else
-      for (Index j = 0; j < n; ++j) f(j, row[key[j] * step]);
+    for (Index j = 0; j < n; ++j) f(j, row[is_run ? (key[0] + j) * step : key[j] * step]);
   }
   template <class B> const W* read(const B* row, Index step) const {
     if constexpr (std::is_same_v<B, W>)
@@ -194,11 +187,7 @@ inline bool is_shared(const PairTensor<void>& d, const AttentionSizes& s) {
 /// keep[j] = -1 for the keys j that query i attends to, else 0: attends(), a row at a time.
 template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep) {
   const Index n = k.end - k.begin;
-  for (Index j = 0; j < n; ++j) keep[j] = t.boxes > 1 ? 0 : -1;
-  for (std::size_t box = 0; t.boxes > 1 && box < static_cast<std::size_t>(t.boxes); ++box) {  // a union
-    const QueryBounds bounds = bounds_of(t, static_cast<std::size_t>(i), box);
-    for (Index j = 0; j < n; ++j) keep[j] |= -attends(bounds, place_of(t, static_cast<std::size_t>(k.begin + j), box));
-  }
+  for (Index j = 0; j < n; ++j) keep[j] = t.boxes > 1 ? -attends(t, at(i), at(k.begin + j)) : -1;
   if (t.boxes > 1) return;
   const auto only = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
     for (Index j = 0; j < n; ++j)
@@ -226,6 +215,7 @@ struct Counters {
 template <class W> struct alignas(kLine) RowSpace {
   W multiplier[kTile];
   Lane<W> keep[kTile];
+  std::int32_t token[kTile];  // of the keys
   TermSpace<W> terms;
 };
 template <class W> RowSpace<W>* row_space(Carver& c, Index entries) {
@@ -244,11 +234,14 @@ template <class E> struct KeyTile {
   Tiling::Range range = head.t.k_tile.data()[number];
   Index n = range.end - range.begin;
   const std::uint8_t* listed = head.t.pairs_of(number);  // its pairs, or null
+  const std::int32_t* key = tokens();                    // counted from the place's first
   KeyTerms<W> terms;
   Counters counters;
+  std::int32_t first = 0;  // of the keys that causality compares
 
   KeyTile(const Head& head_, std::int32_t tile, const TermGradients& d_terms, RowSpace<W>& space_)
-      : head(head_), space(space_), number(tile), terms(head, range, d_terms, space.terms) {
+      : head(head_), space(space_), number(tile), terms(head, key, n, d_terms, space.terms) {
+    for (Index j = 0; head.pass.causal && j < n; ++j) first = j == 0 || key[j] < first ? key[j] : first;
     if (head.pass.sizes.dropout > 0 && !listed)
       for (Index j = 0; j < n; ++j) count(j);
   }
@@ -257,7 +250,6 @@ template <class E> struct KeyTile {
     const Tiling::Range r = head.t.k_tile.data()[tile];
     prefetch(head.of_keys(x, tile), r.end - r.begin);
   }
-  std::int32_t token(Index q) const { return head.t.q_names().data()[q]; }
   /// What dropout multiplies the weights of query q with, of its list or of all keys: 0, or what
   /// makes up for the weights that are dropped. Null without dropout.
   const W* multipliers_of(Index q, const std::uint8_t* list) {
@@ -266,7 +258,7 @@ template <class E> struct KeyTile {
     if (list) counters.keys = counters.runs = 0;
     for (Index i = 0; list && i < *list; ++i) count(list[1 + i]);
     const auto row = static_cast<std::uint32_t>((s.first_batch + head.place.row) * s.heads + s.first_head + head.h),
-               t = static_cast<std::uint32_t>(head.place.k + token(q));
+               t = static_cast<std::uint32_t>(head.place.k + head.token(q));
     std::uint32_t words[4][kTile];
     for (Index r = 0; r < counters.runs; ++r) {
       const auto bits = attention_bits(s.key, row, t, counters.block[r]);
@@ -281,17 +273,23 @@ template <class E> struct KeyTile {
   }
   /// What query q attends to, as mask() says it, or null: to all.
   const Lane<W>* mask_of(Index q, bool partial) const {
-    if (!partial || listed) return nullptr;
+    if (!(partial || head.pass.causal) || listed) return nullptr;
     mask(head.t, q, range, space.keep);
+    for (Index j = 0, t = head.token(q); head.pass.causal && j < n; ++j) space.keep[j] &= -(key[j] <= t);
     return space.keep;
   }
   bool pairs(Index q, Index j, bool partial) const {
-    if (terms && terms.masks(token(q), j)) return false;
+    if ((terms && terms.masks(head.token(q), j)) || (head.pass.causal && key[j] > head.token(q))) return false;
     return !partial || attends(head.t, static_cast<std::size_t>(q), static_cast<std::size_t>(range.begin + j));
   }
 
  private:
-  void count(Index j) { counters.add(head.place.k + head.t.k_names().data()[range.begin + j]); }
+  const std::int32_t* tokens() const {
+    if (!head.along) return head.t.k_names().data() + range.begin;
+    for (Index j = 0; j < n; ++j) space.token[j] = head.along[head.t.k_token.data()[range.begin + j]] - head.place.k;
+    return space.token;
+  }
+  void count(Index j) { counters.add(head.place.k + key[j]); }
 };
 
 template <int Width, class W, class Op, int... Lane>

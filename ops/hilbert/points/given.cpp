@@ -1,6 +1,6 @@
 // Rows along an order and back, each the other's backward: orders of plans, and those that come
-// with the call. Where a set is defined along positions alone, rows are gathered along such an
-// order, the plan serves them in row order, and results return to their tokens.
+// with the call. A CPU's kernels follow these. On a GPU, where a set is defined along positions
+// alone, rows are gathered, the plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
 #include "core/recent.h"
@@ -24,7 +24,10 @@ static bool looks_at_tokens(const Call& call) {
 TakesOrder takes_order(const Call& call) {
   if (!call.plan->takes_order() || call.plan->order_forced() || call.options.permutation.numel() == 0)
     return TakesOrder::no;
-  return looks_at_tokens(call) ? TakesOrder::in_plan : TakesOrder::gathered;
+  if (call.options.permutation.device().is_cuda())
+    return looks_at_tokens(call) ? TakesOrder::in_plan : TakesOrder::gathered;
+  return call.options.backward == Backward::fused && !call.plan->spec().queries ? TakesOrder::followed
+                                                                                : TakesOrder::in_plan;
 }
 
 void check_permutation(const char* op, const Plan& plan, const Tensor& permutation, const Tensor& q) {
@@ -42,26 +45,40 @@ void check_permutation(const char* op, const Plan& plan, const Tensor& permutati
         q.device());
 }
 
-/// The permutation of a row on the host, which for a GPU's waits.
-static std::vector<std::int32_t> row_of(const Tensor& permutation, Index row) {
-  constexpr std::int64_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
-  const Tensor one = permutation.rank() == 1 ? permutation : slice(permutation, 0, row, row + 1);
-  std::vector<std::int32_t> out;
-  for (const std::int64_t token : to(moved(one, {}), DType::i64).to_vector<std::int64_t>())
-    out.push_back(narrow(std::clamp(token, kLow, kHigh)));
-  return out;
-}
 static DocumentList documents_of(const Plan& plan, Index row) {
   const auto& lists = plan.spec().documents;
   return lists.empty() ? DocumentList{} : lists[lists.size() == 1 ? 0 : at(row)];
 }
 static Index document_rows(const Plan& plan) { return std::max<Index>(std::ssize(plan.spec().documents), 1); }
 
-PlanPtr plan_along(const Call& call, Index row) {
-  const Tensor& permutation = call.options.permutation;
+/// The permutation of a row on the host, which for a GPU's waits; checked.
+static std::vector<std::int32_t> row_of(const Call& call, Index row) {
+  constexpr std::int64_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
+  const Tensor& all = call.options.permutation;
+  const Tensor one = dense(to(moved(all.rank() == 1 ? all : slice(all, 0, row, row + 1), {}), DType::i64));
+  std::vector<std::int32_t> out;
+  for (const std::int64_t token : std::span(one.data<std::int64_t>(), at(one.numel())))
+    out.push_back(narrow(std::clamp(token, kLow, kHigh)));
+  (void)inverse_within(out, documents_of(*call.plan, row), row);
+  return out;
+}
+Call following(Call call) {
+  std::vector<std::int32_t> token_at;
+  for (Index row = 0; row < call.batch; ++row) {
+    const std::vector<std::int32_t> pi = row_of(call, row);
+    token_at.insert(token_at.end(), pi.begin(), pi.end());
+  }
+  call.token_at = std::make_shared<const std::vector<std::int32_t>>(std::move(token_at));
   PlanSpec spec = call.plan->spec();
-  spec.given = row_of(permutation, std::max<Index>(row, 0));
-  if (row >= 0) (void)inverse_within(spec.given, documents_of(*call.plan, row), row);
+  if (spec.causality != Causality::token) return call;
+  spec.causality = Causality::none, call.causal = true;
+  call.plan = call.plan->memo().get<PlanPtr>({}, [&] { return make_plan(spec); });
+  return call;
+}
+
+PlanPtr plan_along(const Call& call, Index row) {
+  PlanSpec spec = call.plan->spec();
+  spec.given = row_of(call, std::max<Index>(row, 0));
   if (row >= 0 && spec.documents.size() > 1) spec.documents = {documents_of(*call.plan, row)};
   return make_plan(spec);
 }
@@ -83,28 +100,15 @@ static Tensor document_numbers(const Plan& plan, Device device) {
 }
 
 GivenOrder::GivenOrder(const Call& call) : each(call.options.permutation.rank() == 2) {
-  const Tensor& permutation = call.options.permutation;
-  const Index length = call.plan->length(), rows = each ? call.batch : 1, all = rows * length,
-              judged = each ? rows : document_rows(*call.plan);
+  const Device device = call.options.permutation.device();
+  const Index length = call.plan->length(), all = (each ? call.batch : 1) * length;
+  const Tensor wide = dense(to(call.options.permutation, DType::i64)), document = document_numbers(*call.plan, device);
+  token_at = empty({all}, DType::i64, device), position_of = full({all}, -1, DType::i64, device);
+  kernels::Inversion how{wide.data<std::int64_t>(), all, each ? call.batch : document_rows(*call.plan), length};
+  if (document) how.document = document.data<std::int32_t>(), how.documents = document.numel();
   if constexpr (kHasCuda)
-    if (const Device device = permutation.device(); device.is_cuda()) {
-      const Tensor wide = dense(to(permutation, DType::i64)), document = document_numbers(*call.plan, device);
-      token_at = empty({all}, DType::i64, device), position_of = full({all}, -1, DType::i64, device);
-      kernels::Inversion how{wide.data<std::int64_t>(), all, judged, length};
-      if (document) how.document = document.data<std::int32_t>(), how.documents = document.numel();
-      kernels::invert(cuda_of(device), how, token_at.mutable_data<std::int64_t>(),
-                      position_of.mutable_data<std::int64_t>());
-      return;
-    }
-  std::vector<std::int64_t> there(at(all)), back(there);
-  for (Index row = 0; row < judged; ++row) {
-    const std::vector<std::int32_t> pi = row_of(permutation, row);
-    const std::vector<std::int32_t> rho = inverse_within(pi, documents_of(*call.plan, row), row);
-    const Index begin = each ? row * length : 0;
-    const auto add = [&](std::int32_t i) { return begin + i; };
-    std::ranges::transform(pi, there.begin() + begin, add), std::ranges::transform(rho, back.begin() + begin, add);
-  }
-  token_at = from_values(there, {all}), position_of = from_values(back, {all});
+    kernels::invert(cuda_of(device), how, token_at.mutable_data<std::int64_t>(),
+                    position_of.mutable_data<std::int64_t>());
 }
 
 /// Rows of x along an axis of tokens, or where `each` of the batch and that axis, by this index.

@@ -92,12 +92,10 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
 void mark_met(const Tiling& t, std::vector<bool>& met) {
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     for (const Tiling::Ref ref : t.met.of(i)) {
-      const Tiling::Range queries = t.q_tile[i], keys = t.k_tile[at(ref.tile)];
-      for (auto key = at(keys.begin); key < at(keys.end); ++key) {
-        auto is_met = met[at(t.k_token[key])];
-        for (auto q = at(queries.begin); !is_met && q < at(queries.end); ++q)
-          is_met = !ref.partial || attends(t, q, key);
-      }
+      const Tiling::Range keys = t.k_tile[at(ref.tile)];
+      for (auto key = keys.begin; key < keys.end; ++key)
+        if (auto is_met = met[at(t.k_token[at(key)])]; !is_met)
+          is_met = !ref.partial || count_pairs(t, t.q_tile[i], {key, key + 1}, 1) > 0;
     }
 }
 
@@ -106,11 +104,7 @@ void mark_met(const Tiling& t, std::vector<bool>& met) {
 Transport parse_transport(std::string_view text) { return Transport(find_name("transport", text, kTransports)); }
 std::string_view name_of(Transport transport) { return kTransports[static_cast<std::size_t>(transport)]; }
 
-Index Shards::rows(int rank) const {
-  Index n = 0;
-  for (std::size_t i = 0; i < owner.size(); ++i) n += owner[i] == rank ? cut[i + 1] - cut[i] : 0;
-  return n;
-}
+Index Shards::rows(int rank) const { return std::ssize(positions(rank)); }
 std::vector<std::int32_t> Shards::positions(int rank) const {
   List out;
   for (std::size_t i = 0; i < owner.size(); ++i)
@@ -188,23 +182,16 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
             std::ranges::all_of(shards_.owner, [&](int r) { return r >= 0 && r < ranks; }),
         "ShardPlan: the shards do not cover the ", plan_->length(), " positions of the plan once, by ranks below ",
         ranks);
-  List owner, row, count(at(ranks));
-  for (std::size_t i = 0; i < shards_.owner.size(); ++i)
-    for (Index p = shards_.cut[i]; p < shards_.cut[i + 1]; ++p) {
-      owner.push_back(shards_.owner[i]);
-      row.push_back(count[at(shards_.owner[i])]++);
-    }
-  length_ = count[at(rank)];
+  length_ = shards_.rows(rank);
   const std::span<const PlanPart> parts = row_parts(*plan_);
   const auto rows_of = [&](int r) {
-    List rows(owner.size(), -1);
-    for (std::size_t p = 0; p < owner.size(); ++p)
-      if (owner[p] == r) rows[p] = row[p];
+    List rows(at(plan_->length()), -1);
+    for (std::int32_t row = 0; const std::int32_t p : shards_.positions(r)) rows[at(p)] = row++;
     return rows;
   };
   // The rows of one rank that some query of another attends to, in any head.
   const auto needs_of = [&](int asking, int owning) {
-    std::vector<bool> needs(at(count[at(owning)]));
+    std::vector<bool> needs(at(shards_.rows(owning)));
     const List q_row = rows_of(asking), k_row = rows_of(owning);
     for (const PlanPart& part : parts)
       for (const Tiling& t : part.tilings) mark_met(cut_down(t, q_row, k_row), needs);
@@ -213,7 +200,7 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
   const List q_row = rows_of(rank);
   const auto add_stage = [&](const std::vector<int>& to, const std::vector<int>& from) {
     Stage stage;
-    List k_row(owner.size(), -1);
+    List k_row(at(plan_->length()), -1);
     for (int peer : to) {
       const std::vector<bool> need = needs_of(peer, rank);
       Parcel parcel{peer, std::ranges::count(need, true), {}};
@@ -224,8 +211,8 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
     for (int peer : from) {
       const Index before = stage.keys;
       const std::vector<bool> need = peer == rank ? std::vector<bool>(at(length_), true) : needs_of(rank, peer);
-      for (std::size_t p = 0; p < owner.size(); ++p)
-        if (owner[p] == peer && need[at(row[p])]) k_row[p] = narrow(stage.keys++);
+      for (std::size_t row = 0; const std::int32_t p : shards_.positions(peer))
+        if (need[row++]) k_row[at(p)] = narrow(stage.keys++);
       if (peer != rank && stage.keys > before) stage.receive.push_back({peer, stage.keys - before, {}});
     }
     if (stage.keys > 0 || !stage.send.empty() || from == std::vector{rank})
