@@ -26,7 +26,7 @@ refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16'
 refused 2 '--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern segment:0
 refused 2 '--context (100): --grid 8x8 has 64 cells; leave --context out' --task life --grid 8x8 --context 100
 refused 2 '--backward (fsued): must be one of taped, hybrid, fused; did you mean fused?' --backward fsued
-refused 2 '--task (live): must be one of stories, life, text, ising; did you mean life?' --task live
+refused 2 '--task (live): must be one of stories, life, text, ising, names; did you mean life?' --task live
 refused 2 '--schedule (cosin): must be one of cosine, linear, constant, wsd; did you mean cosine?' --schedule cosin
 refused 2 '--dtype (f8): must be one of f32, bf16, f16; did you mean f32?' --dtype f8
 refused 2 '--dropout (1): must be 0..0.99' --dropout 1

@@ -393,7 +393,8 @@ def names(figures):
         f"`tests/bench/peers/names.py --beside build`, {first['machine']}, {first['date']}, commit {first['commit']}.",
         "", "| attention of 16 tokens, forward and back | us | lowest |", "|---|---:|---:|",
         *[f"| {f['library']} | {f['us']:.1f} | {f['lowest_us']:.1f} |" for f in calls],
-        "", "| a step of `train` on two threads | before | now | ratio | seconds before | now |",
+        "", f"| a step of `train` on two threads, load {steps[0]['load']:.0f}; before: 5a65bfa | "
+        "before | now | ratio | seconds before | now |",
         "|---|---:|---:|---:|---:|---:|",
         *[f"| {f['what']} | {f['before_ms']:.1f} ms | {f['now_ms']:.1f} ms | {f['ratio']:.2f} | {f['before_s']:.1f} | "
           f"{f['now_s']:.1f} |" for f in steps]])

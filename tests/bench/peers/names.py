@@ -137,20 +137,21 @@ def calls(build, rounds):
     import torch
     torch.set_num_threads(1)
     q, k, v = (torch.randn(1, 16, 4, 4, requires_grad=True) for _ in range(3))
+    theirs = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]  # each as it wants them
     d, plan, sdpa = torch.randn(1, 16, 4, 4), hilt.plan(16, heads=4, causal="token"), torch.nn.functional
-    theirs = lambda: sdpa.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
-    ways = {"through torch": lambda: hilt.attention(q, k, v, plan=plan),
-            "SDPA of torch": lambda: theirs().transpose(1, 2)}
+    ways = {"through torch": (lambda: hilt.attention(q, k, v, plan=plan), (q, k, v), d),
+            "SDPA of torch": (lambda: sdpa.scaled_dot_product_attention(*theirs, is_causal=True), theirs,
+                              d.transpose(1, 2).contiguous())}
     best = {}
     for _ in range(rounds):
         said = subprocess.run([pathlib.Path(build, "tests/bench/hilt_names").resolve(), "3000", "call"], check=True,
                               env=dict(os.environ, HILT_THREADS="1"), capture_output=True, text=True).stdout
         rows = [dict(json.loads(said), library="C++")]
-        for library, call in ways.items():
+        for library, (call, inputs, slope) in ways.items():
             times = []
             for _ in range(3000):
                 begin = time.perf_counter()
-                torch.autograd.grad(call(), (q, k, v), d)
+                torch.autograd.grad(call(), inputs, slope)
                 times.append(1e6 * (time.perf_counter() - begin))
             rows.append({"library": library, "us": sorted(times)[1500], "lowest_us": min(times)})
         for row in rows:
@@ -164,8 +165,8 @@ def calls(build, rounds):
 def steps_beside(build, before, rounds):
     for what, options in (("the default", []), ("4 layers x 128", ["--layers", "4"])):
         ms, seconds = {}, {}
-        for _ in range(rounds):
-            for which, where in (("before", before), ("now", build)):
+        for turn in range(rounds):
+            for which, where in (("before", before), ("now", build))[:: -1 if turn % 2 else 1]:
                 times, spent = trained(where, ["--steps", "40", *options])
                 ms.setdefault(which, []).append(sorted(times)[20])
                 seconds.setdefault(which, []).append(spent)
