@@ -117,12 +117,12 @@ Storage Storage::allocate(std::size_t bytes, Device device) try {
   if (lender && lender->device == device) return lent_by(*lender, bytes);
   auto block = std::allocate_shared<StorageBlock>(detail::Recycled<StorageBlock>());
   Pool& pool = pool_of("Storage", device);
-  const bool small = device.is_cpu() && bytes <= kSmall && pool.keeps();
-  block->data = small ? static_cast<std::byte*>(detail::take_block(bytes)) : pool.take(bytes);
-  if ((block->small = small)) pool.add_live(bytes);
-  block->bytes = bytes;
-  block->device = device;
-  block->pooled = true;
+  try {
+    block->small = device.is_cpu() && bytes <= kSmall && pool.keeps();
+    if (block->small) block->data = static_cast<std::byte*>(detail::take_block(bytes)), pool.add_live(bytes);
+  } catch (const std::bad_alloc&) { block->small = false; }  // the pool gives back what it keeps, or says who has it
+  if (!block->small) block->data = pool.take(bytes);
+  block->bytes = bytes, block->device = device, block->pooled = true;
   if (device.is_cpu()) {
     mine.live += static_cast<std::ptrdiff_t>(bytes);
     mine.peak = std::max(mine.peak, mine.live);

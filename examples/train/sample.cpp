@@ -60,10 +60,10 @@ Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary,
     return all;
   }
   const std::int32_t newline = std::max(vocabulary.find("\n"), 0);
-  const bool stories = s.task == "stories";
+  const bool stories = s.task == "stories", begins = stories || s.task == "names";
   std::vector<std::int32_t> prompt = vocabulary.encode(s.prompt, "--prompt");
-  if (stories || prompt.empty()) prompt.insert(prompt.begin(), newline);
-  const std::size_t skipped = stories || s.prompt.empty() ? 1 : 0;
+  if (begins || prompt.empty()) prompt.insert(prompt.begin(), newline);
+  const std::size_t skipped = begins || s.prompt.empty() ? 1 : 0;
   std::string text = vocabulary.decode(std::span(prompt).subspan(skipped));
   const std::size_t prompted = text.size();
   std::size_t shown = 0;

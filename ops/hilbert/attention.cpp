@@ -106,8 +106,11 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
     return {o, order.home(r.lse, 2)};
   }
   const bool in_plan = takes == TakesOrder::in_plan, one_order = in_plan && call.options.permutation.rank() == 1;
-  if (in_plan && q.device().is_cpu() && call.options.backward == Backward::hybrid && !call.plan->spec().queries)
+  if (in_plan && !call.given.o && q.device().is_cpu() && call.options.backward == Backward::hybrid &&
+      !call.plan->spec().queries) {
+    const Tape::Pause pause;
     call.given = kernel_forward(following(call), in_rows(q), in_rows(k), in_rows(v));  // as fused
+  }
   if (one_order) call.plan = plan_along(call, -1);
   if (one_order || (takes == TakesOrder::no && !call.plan->looks_at_data())) return run_mode(call, in, with_lse);
   std::vector<Tensor> o, lse;

@@ -63,7 +63,7 @@ struct TilingPass {
 // ---- a plan that takes an order (points/given.cpp) ----------------------------------------------
 
 /// How a call brings it: not at all; kernels follow it from row to row; rows gathered along the
-/// order, and results brought home; or, where something looks at tokens, a plan made with it.
+/// order, and results brought home; or a plan made with it, where neither is possible.
 enum class TakesOrder : unsigned char { no, followed, gathered, in_plan };
 TakesOrder takes_order(const Call& call);
 /// The call with its order, checked, for kernels that follow it.

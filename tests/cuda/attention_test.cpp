@@ -652,6 +652,8 @@ std::vector<Parts> parts() {
     spec.pattern = {blocks(128, {{0, 0}, {0, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 7}, {4, 0}, {5, 5}, {6, 1}, {6, 6}})};
     spec.order = parse_order("row", 1024);
     out.push_back({"blocks D " + std::to_string(dim), make_plan(spec), 2, 2, dim});
+    spec.length = 1000, spec.order = parse_order("row", 1000);
+    out.push_back({"blocks of a part D " + std::to_string(dim), make_plan(spec), 2, 2, dim});
     spec.causality = token;
     out.push_back({"causal blocks D " + std::to_string(dim), make_plan(spec), 1, 2, dim});
   }

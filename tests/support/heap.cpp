@@ -61,7 +61,8 @@ void* operator new[](std::size_t bytes) { return or_throw(taken(bytes)); }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return taken(bytes); }
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return taken(bytes); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) { return or_throw(taken(bytes, alignment, false)); }
-// Tensors' memory, and nothing else, is asked for like this: core/storage.cpp.
+// Tensors' memory is asked for like this, that of small ones where the pool keeps nothing, see
+// core/storage.cpp.
 void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
   return taken(bytes, alignment, true);
 }

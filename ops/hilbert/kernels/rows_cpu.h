@@ -133,7 +133,7 @@ struct Head {
   std::int32_t token(Index q) const { return along ? along[t.q_token.data()[q]] - place.k : t.q_names().data()[q]; }
   std::int32_t last_token(std::int32_t tile) const {
     std::int32_t last = 0;
-    for (Index q = t.q_tile.data()[tile].begin; q < t.q_tile.data()[tile].end; ++q)
+    for (Index q = t.q_tile.data()[tile].begin; pass.causal && q < t.q_tile.data()[tile].end; ++q)
       last = token(q) > last ? token(q) : last;
     return last;
   }

@@ -64,10 +64,7 @@ static std::vector<std::int32_t> row_of(const Call& call, Index row) {
 }
 Call following(Call call) {
   std::vector<std::int32_t> token_at;
-  for (Index row = 0; row < call.batch; ++row) {
-    const std::vector<std::int32_t> pi = row_of(call, row);
-    token_at.insert(token_at.end(), pi.begin(), pi.end());
-  }
+  for (Index row = 0; row < call.batch; ++row) std::ranges::copy(row_of(call, row), std::back_inserter(token_at));
   call.token_at = std::make_shared<const std::vector<std::int32_t>>(std::move(token_at));
   PlanSpec spec = call.plan->spec();
   if (spec.causality != Causality::token) return call;

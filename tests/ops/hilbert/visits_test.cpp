@@ -206,6 +206,12 @@ TEST(Visits, ComeByThreeHalves) {
   check({1000, "dense", "row"}, false);
   check({1024, "dense", "hilbert"}, false);
   check({1024, "dense", "row", Causality::token}, false, 0);  // cells are compared
+  BlockPairs all;
+  for (Index i = 0; i < 7; ++i)
+    for (Index j = 0; j < 7; ++j) all.emplace_back(i, j);
+  PlanSpec blocked{.length = 1000};  // the last block has 104 rows and no pair
+  blocked.pattern = {blocks(128, all)}, blocked.order = parse_order("row", 1000);
+  EXPECT_TRUE(visits_of(make_plan(blocked)->tilings()[0]).threes.owner.empty());
 }
 
 // Few owners with many steps have parts: as many each, of about as many steps, numbered.

@@ -40,7 +40,7 @@ struct Operand {
 template <class Void> Operand operand_of(const AnyRows<Void>& x) {
   return {static_cast<const Half*>(x.data), x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
-/// Rows that are read: gathered or, whole tiles of tokens that count up, by the copy engine.
+/// Rows that are read: gathered or, 64 at a time of tokens that count up, by the copy engine.
 struct Source : Operand {
   bool mapped;
   CUtensorMap map;  // boxes of 64 columns and 64 rows, of one head
@@ -152,9 +152,9 @@ struct Work {
     if (!redo) return true;
     finite = kBoth ? named_all(kFiniteBarrier, kMultiplying, finite) : named_all(4 + half, kWarpgroup, finite);
     if (finite) return true;
-    const int its = x.tile + static_cast<int>(threadIdx.x) % kWarpgroup, first = x.row + half * kCell,
-              end = first + kCell;
-    if (its < x.tile + x.tiles && tile[its].begin < end && first < tile[its].end) {
+    const int first = x.row + half * kCell, end = first + kCell;
+    for (int its = x.tile + static_cast<int>(threadIdx.x) % kWarpgroup; its < x.tile + x.tiles; its += kWarpgroup) {
+      if (tile[its].begin >= end || first >= tile[its].end) continue;
       std::uint32_t* const to = redo + row(x.batch, x.head) * static_cast<std::int64_t>(tile.size()) + its;
       const bool front = first <= tile[its].begin;
       reinterpret_cast<std::uint16_t*>(to)[front ? 0 : 1] =
@@ -346,7 +346,7 @@ template <int kTiles> struct Records {
   static constexpr std::uint32_t kSlots = kTiles + 2, kBytes = kSlots * sizeof(Item);
   std::uint32_t first, slot = 0;
   __device__ void next() { slot = slot + 1 == kSlots ? 0 : slot + 1; }
-  /// The producer writes it, once the stage for the tile of the item before is empty.
+  /// The producer writes it, once the stage for its tile is empty.
   __device__ __forceinline__ void write(const Item& x) {
     if (threadIdx.x == 0) store_shared(first + slot * sizeof(Item), x);
     next();

@@ -1,14 +1,14 @@
-// Attention on Hopper, forward: owners of up to 128 queries visit the keys that their plan lists.
+// Attention on Hopper, forward: owners of up to 128, or 192, queries visit keys that a plan lists.
 //
 //   S = Q K^T     P = e^(c S - m)     O = P V / rowsum P     L = m + log rowsum P        in base 2 inside,
 //   natural outside
 //
 // One block a multiprocessor works through owners. Warpgroup 0 loads: a ring of Q, K and V tiles,
 // each row gathered through the list of tokens, 16 bytes a lane and eight lanes a row, so that
-// lines stay whole; whole tiles whose tokens count up, by the copy engine. Warpgroups 1 and 2 own
+// lines stay whole; 64 rows whose tokens count up, by the copy engine. The other warpgroups own
 // 64 queries each: S by wgmma from shared memory, masked by the bits of its cells where those are
 // not full, the softmax in registers, and P, which is already laid out as an operand, times V. The
-// next S is multiplied while the softmax of this one runs, and at head dim 64 the two warpgroups
+// next S is multiplied while the softmax of this one runs, and at head dim 64 these warpgroups
 // take turns at the exponentials. The tokens of a group need no order inside it, and no permuted
 // copy of anything exists.
 //

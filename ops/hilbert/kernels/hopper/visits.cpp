@@ -349,8 +349,9 @@ VisitSide by_threes(const VisitSide& side) {
   Index before = 0, after = 0;  // stages
   for (const Owner& own : side.owner) {
     before += (own.steps + 1) / 2;
+    if (own.rows % kCell != 0) return {};
     for (const VisitSide::Visit& v : side.of(own))
-      if ((own.rows | v.rows) % kCell != 0 || std::ranges::count(v.cell, Visits::kCompare) > 0) return {};
+      if (v.rows % kCell != 0 || std::ranges::count(v.cell, Visits::kCompare) > 0) return {};
     for (std::int32_t row = 0; row < own.rows; row += kCell) halves.push_back({&own, own.row + row, 0, side.of(own)});
   }
   std::ranges::sort(halves, {}, &Half::row);

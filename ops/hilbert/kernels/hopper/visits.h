@@ -20,7 +20,8 @@ struct VisitSide {
     std::array<std::uint16_t, 2> cell;
     std::int32_t mask;  // where a cell is compared, the number of the first half's mask; of threes the third cell
   };
-  /// Whole tiles that follow each other, together at most 128 rows; its visits are
+  /// Whole tiles that follow each other, together at most 128 rows, or with threes some of those of
+  /// up to 192 rows, which may reach beyond them; its visits are
   /// visit[first, first + visits), `steps` steps in all, and the first of them stands here too, so
   /// that one load finds what there is to do.
   struct Owner {
