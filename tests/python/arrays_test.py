@@ -160,6 +160,10 @@ class Arrays(unittest.TestCase):
         rows = [[10, 2, 3, 1], [4, 4, 4, 4]]  # four numbers are no grid
         numpy.testing.assert_array_equal(hilt.attention(q, k, v, documents=numpy.array(rows)),
                                          hilt.attention(q, k, v, documents=rows))
+        numpy.testing.assert_array_equal(hilt.attention(q, k, v, documents=[(2, 8), ...]),
+                                         hilt.attention(q, k, v, documents=[(2, 8)]))
+        with self.assertRaisesRegex(hilt.Error, r"documents \(5,\.\.\.,10\): .*comes last"):
+            hilt.attention(q, k, v, documents=[5, ..., 10])
         both = hilt.attention(q, k, v, documents=[[10, ...], [10, 6]])
         numpy.testing.assert_array_equal(both[1], whole[1])
 

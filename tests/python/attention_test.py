@@ -536,6 +536,19 @@ class Readme(unittest.TestCase):
                 exec(block, names)
 
 
+    def test_a_lazy_minus_is_read(self):
+        x = torch.fft.fft(torch.randn(1, 16, 2, 8), dim=1).conj()
+        q, k = x.imag.detach().requires_grad_(), x.real.contiguous()
+        self.assertTrue(q.is_neg())
+        minus = q.detach().resolve_neg().requires_grad_()
+        d_o = torch.fft.fft(torch.randn(1, 16, 2, 8), dim=1).conj().imag
+        o, want = hilt.attention(q, k, k), hilt.attention(minus, k, k)
+        torch.testing.assert_close(o, want, rtol=0, atol=0)
+        o.backward(d_o), want.backward(d_o.resolve_neg())
+        torch.testing.assert_close(q.grad, minus.grad, rtol=0, atol=0)
+        d, want = hilt.attention_vjp(q, k, k, d_o), hilt.attention_vjp(minus, k, k, d_o.resolve_neg())
+        torch.testing.assert_close(d[0], want[0], rtol=0, atol=0)
+
     def test_whose_default_is_which(self):
         """One order where none is named, of Python, C++ and programs; what is there to show the curve begins with it,
         as the page says."""

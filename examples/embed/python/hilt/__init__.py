@@ -113,17 +113,18 @@ def _documents(rows, number=str):
 def _tokens(documents):
     """How many tokens the documents of a row have; 0 where there are none."""
     row = documents.partition("/")[0].split(",")
-    return sum([math.prod(map(int, re.findall("[0-9]+", d))) for d in row if d])
+    return sum([math.prod(map(int, re.findall("[0-9]+", d))) for d in row if d not in ("", "...")])
 
 
 def _filled(documents, length):
     """The documents without the rest of a row, which is `...` where there is one."""
     for row in documents.split("/"):
-        n = _tokens(row)
+        n, named = _tokens(row), row.removesuffix(",...")
         why = f"name the last {length - n} too, or end with `...`: the rest of the row, which gives zeros"
         if n > length:
             why = "a tensor [N, 2] or [N, 3] is of grids, rows of lengths are a list of lists"
-        if documents and (0 < n < length and not row.endswith(",...") or n > length and "x" in row):
+        why = "`...` is the rest of a row, and comes last" if "..." in named else why
+        if documents and (0 < n < length and named == row or n > length and "x" in row or "..." in named):
             raise Error(f"documents ({row}): are {n} tokens of {length}; {why}")
     return documents.replace(",...", "")
 
@@ -428,7 +429,7 @@ def _lent(x):
     flags = getattr(x, "flags", None)
     if flags is not None and hasattr(x, "strides") and (not flags.writeable or min(x.strides, default=0) < 0):
         return x.copy()
-    return x.detach() if hasattr(x, "detach") else x
+    return x.detach().resolve_neg() if hasattr(x, "detach") else x
 
 
 def _like(q, x):

@@ -23,7 +23,6 @@ else:
     _ASK = {"cpu": [torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype],
             "cuda": [torch.is_autocast_enabled, torch.get_autocast_gpu_dtype]}
 
-
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):  # work on a GPU is torch's own: its stream, its allocator
     _hilt.set_host(torch._C._cuda_getCurrentRawStream, torch._C._cuda_cudaCachingAllocator_raw_alloc,
                    torch._C._cuda_cudaCachingAllocator_raw_delete)
@@ -35,12 +34,13 @@ def _taken(given):
 
 
 def _forward(call, seed, with_lse, tensors):
-    return _taken(_hilt.forward(call, seed, with_lse, tensors))
+    return _taken(_hilt.forward(call, seed, with_lse, tuple([x if x is None else x.resolve_neg() for x in tensors])))
 
 
 def _gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors):
     """Of those tensors that are wanted."""
-    d = _taken(_hilt.backward(call, seed, wanted, tensors, (o, lse, d_o, d_lse)))
+    *tensors, d_o, d_lse = [x if x is None else x.resolve_neg() for x in (*tensors, d_o, d_lse)]
+    d = _taken(_hilt.backward(call, seed, wanted, tuple(tensors), (o, lse, d_o, d_lse)))
     return tuple([x for x in d if x is not None])
 
 
@@ -94,7 +94,6 @@ def _transformed(function, run, remember):
         calls = [transformed.apply(*[x.select(d, i) if isinstance(d, int) else x for x, d in zip(inputs, in_dims)])
                  for i in range(info.batch_size)]
         return tuple([torch.stack(x) for x in zip(*calls)]), (0,) * len(calls[0])
-
     parts = {"forward": run, "setup_context": remember, "vmap": vmap}
     transformed = type(function.__name__, (function,), {name: staticmethod(part) for name, part in parts.items()})
     return transformed
