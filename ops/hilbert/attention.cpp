@@ -236,7 +236,7 @@ std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, cons
     of_bias.push_back(spec.in_order && !spec.queries ? all.plan->order().token_at[at(row)] : row);
   }
   const auto picked = [&](const Tensor& x, int axis, const std::vector<Index>& which) {
-    return gather(x, axis, moved(from_values(which, {std::ssize(which)}), q.device()));
+    return gather(x, axis, index_of(which, q.device()));
   };
   const DType wide = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor some = to(picked(q, 1, asking), wide), keys = to(k, wide);

@@ -31,10 +31,9 @@ struct AttentionOptions {  // what a call may change
   ScoreTerms terms = {};           // see ScoreTerms
   /// The order, where the plan is of `order=given`: i32 or i64 [L] or [B, L], the token at each
   /// position, a bijection inside each document, on the device of q. A CPU looks at once; a GPU
-  /// at the next value that is asked for, and what a wrong order gives is NaN. Bits are those of
-  /// a plan with that order, but of a sink's gradient on a GPU, and on a CPU of causality by
-  /// token. Plans for each order are made for fewer queries, on a CPU for taped and hybrid, and
-  /// on a GPU for what looks at tokens: causality, alibi, relative, bias, dropout.
+  /// at the next value that is asked for, and what a wrong order gives has no meaning. Bits are
+  /// those of a plan with that order, but of causality by token, and on a GPU of dropout and of a
+  /// sink's gradient. Fewer queries make a plan of each order; taped and hybrid may, too.
   Tensor permutation = {};
 };
 

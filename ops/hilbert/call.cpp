@@ -89,7 +89,10 @@ kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tens
   if (p.row) pass.sizes.batch = 1, pass.sizes.first_batch += row;
   if (q.device().is_cpu()) pass.places = &p.part->places;
   if (has_pair_terms(call.options.terms)) pass.terms = &terms;
-  if (call.token_at) pass.along = call.token_at->data(), pass.causal = call.causal;
+  if (!call.token_at) return pass;
+  pass.along = call.token_at.data<std::int32_t>() + (call.rows_apart() ? row * call.queries : 0);
+  pass.causal = call.causal;
+  if (call.causal && q.device().is_cuda()) pass.tiling = &kernels::with_ranks_of_call(*p.tiling);
   return pass;
 }
 /// Branch by branch, as the online softmax merges them. Where all branches of a chain have one
@@ -105,9 +108,11 @@ detail::List<TilingPass> passes_over(const Call& call, std::span<const PlanPart>
   for (Index branch = 0; branch < branches; ++branch)
     for (const auto& [tiling, heads] : users(*call.plan, branch))
       for (const PlanPart& part : parts)
-        passes.push_back({&part, &part.tilings[at(tiling)], heads, branch == 0, branch + 1 == branches, !joined});
-  for (TilingPass& p : passes)
-    if (q.device().is_cuda() && !p.part->places.each_row) p.row = p.part->places.list[0].row;
+        for (Index row = 0; row < (call.rows_apart() && part.places.each_row ? call.batch : 1); ++row) {
+          passes.push_back({&part, &part.tilings[at(tiling)], heads, branch == 0, branch + 1 == branches, !joined});
+          if (call.rows_apart() || (q.device().is_cuda() && !part.places.each_row))
+            passes.back().row = part.places.each_row ? row : part.places.list[0].row;
+        }
   return passes;
 }
 
@@ -132,9 +137,9 @@ std::span<const PlanPart> parts_for(const Call& call, const Tensor& q) {
 /// a GPU: sums of 32 bits go on from one to the next, and the last writes the result.
 bool is_chain(const Call& call, std::span<const PlanPart> parts, const Tensor& q) {
   const std::span<const std::int32_t> its = call.plan->tilings_of(0);
-  return q.device().is_cuda() && size_of(q.dtype()) == 2 && parts.size() == 1 && !has_pair_terms(call.options.terms) &&
-         its.size() > 1 && call.plan->heads_agree() && lists_all(call, parts, its.back(), false) &&
-         lists_all(call, parts, its.back(), true);
+  return q.device().is_cuda() && size_of(q.dtype()) == 2 && parts.size() == 1 && !call.rows_apart() &&
+         !has_pair_terms(call.options.terms) && its.size() > 1 && call.plan->heads_agree() &&
+         lists_all(call, parts, its.back(), false) && lists_all(call, parts, its.back(), true);
 }
 
 }  // namespace
@@ -207,14 +212,14 @@ BackwardRun decide_backward(const Call& call, const BackwardInputs& x, const Sha
   const kernels::Terms terms = kernel_terms(call);
   BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
   run.chain = whole && is_chain(call, parts, x.q);
-  // Gradients are written where no head's are added up, and by a GPU rounded once. There parts,
-  // which share no rows, do not count together.
-  std::map<std::pair<const PlanPart*, std::int32_t>, Index> passes_of;
+  // Gradients are written where no head's are added up, and by a GPU rounded once. There parts of
+  // a row each, which share none, do not count together.
+  std::map<std::pair<Index, std::int32_t>, Index> passes_of;
   for (TilingPass& p : passes_over(call, parts, x.q, run.chain)) {
     Heads kv_heads = p.heads;
     for (std::int32_t& h : kv_heads) h = narrow(h / (call.heads() / call.kv_heads));
     kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
-    for (const std::int32_t h : kv_heads) ++passes_of[{x.q.device().is_cuda() ? p.part : nullptr, h}];
+    for (const std::int32_t h : kv_heads) ++passes_of[{p.row.value_or(-1), h}];
     run.passes.push_back({std::move(p)});
   }
   bool direct = whole && std::ranges::all_of(passes_of, [](const auto& of) { return of.second == 1; });

@@ -19,11 +19,13 @@ struct Call {
   ShardPlanPtr shard = {};     // of several ranks: what this one computes
   std::optional<Comm> comm = {};
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
-  std::shared_ptr<const std::vector<std::int32_t>> token_at = {};  // at each position, where kernels follow an order
-  bool causal = false;                                             // and by token, which such a plan leaves to them
-  Tensor table = {};  // relative [H, entries] and a 0, where some tokens lie on no grid
+  Tensor token_at = {};  // at each position, i32, where kernels follow an order; on a GPU of one row or of all
+  bool causal = false;   // and by token, which such a plan leaves to them
+  Tensor table = {};     // relative [H, entries] and a 0, where some tokens lie on no grid
 
   Index heads() const { return plan->heads(); }
+  /// Whether rows of a GPU's batch have an order each, and so passes of their own.
+  bool rows_apart() const { return token_at && token_at.device().is_cuda() && options.permutation.rank() == 2; }
   kernels::AttentionSizes sizes() const;
 };
 /// For q of `queries` rows, k and v of `keys`. Its terms are all there, dense, the bias of rank 4.
@@ -40,6 +42,10 @@ template <class X> void remember(X x) {
   seen<X>().push_back(std::move(x));
 }
 
+/// A list where ops read it.
+template <class I> Tensor index_of(const std::vector<I>& list, Device device = {}) {
+  return moved(from_values(list, {std::ssize(list)}), device);
+}
 /// Rows whose elements are neighbours, read in place; else a copy, an op if a tape listens.
 Tensor in_rows(const Tensor& x);
 

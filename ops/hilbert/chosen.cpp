@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include "core/tape.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"
@@ -44,10 +43,9 @@ static std::vector<BlockPairs> top_blocks(const Tensor& q, const Tensor& k, cons
   std::vector<double> score =
       matmul(block_means(q, rows, kv_heads, size), transpose(block_means(k, rows, kv_heads, size))).to_vector<double>();
   for (double& s : score) s = std::isnan(s) ? -std::numeric_limits<double>::infinity() : s;
-  std::vector<std::int32_t> best(static_cast<std::size_t>(n));
   for (Index row = 0; row < kv_heads * n; ++row) {
     const double* const of = score.data() + row * n;
-    std::iota(best.begin(), best.end(), 0);
+    std::vector<std::int32_t> best = query_run(0, n);
     const auto end = best.begin() + std::min(most, n);
     std::ranges::partial_sort(best, end, [&](auto a, auto b) { return of[a] > of[b] || (of[a] == of[b] && a < b); });
     for (auto block = best.begin(); block < end; ++block)

@@ -15,9 +15,6 @@ using Parcel = ShardPlan::Parcel;
 /// Keys and values, or their gradients: [B, rows, Hk, D] each.
 using KeysValues = std::array<Tensor, 2>;
 
-Tensor index_of(const std::vector<std::int32_t>& rows, Device device) {
-  return moved(from_values(rows, {std::ssize(rows)}), device);
-}
 /// f(tensor) of both.
 template <class F> KeysValues of_both(const KeysValues& x, const F& f) { return {f(x[0]), f(x[1])}; }
 

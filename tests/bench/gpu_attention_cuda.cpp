@@ -197,6 +197,63 @@ int modes(int repeats) {
   return 0;
 }
 
+/// What looks at tokens, along a random order that comes with the call, a new one each time: beside
+/// the plan of that order, forward alone and both ways. bf16, head dim 64.
+int orders(int repeats) {
+  constexpr Index kLength = 65536, kHeads = 8;
+  constexpr int kOrders = 4;
+  const auto x = [](std::uint64_t stream) { return randn({1, kLength, kHeads, 64}, {51, stream}, DType::bf16, kGpu); };
+  const Tensor q = x(1), k = x(2), v = x(3), d_o = x(4);
+  Events events;
+  for (const char* pattern : {"segment:64", "segment:128", "segment:1024", "slide:64", "slide:512"})
+    for (const std::string_view what : {"causal", "alibi", "relative", "bias of keys", "dropout"}) {
+      PlanSpec spec;
+      spec.length = kLength, spec.heads = kHeads, spec.order = parse_order("given", kLength);
+      spec.pattern = parse_pattern(pattern);
+      if (what == "causal") spec.causality = Causality::token;
+      AttentionOptions own;
+      if (what == "alibi") own.terms.alibi = true;
+      if (what == "relative") own.terms.relative = randn({kHeads, 255}, {51, 5}, DType::f32, kGpu);
+      if (what == "bias of keys") own.terms.bias = randn({1, 1, 1, kLength}, {51, 6}, DType::f32, kGpu);
+      if (what == "dropout") own.dropout = 0.1, own.key = RandomKey{51, 7};
+      const PlanPtr any = make_plan(spec);
+      std::vector<Tensor> order;
+      std::vector<PlanPtr> plans;
+      std::uint64_t seed = 51;
+      for (int i = 0; i < kOrders; ++i) {
+        spec.given = query_run(0, kLength);
+        for (Index n = kLength; n > 1; --n) {
+          seed = seed * 6364136223846793005u + 1442695040888963407u;
+          std::swap(spec.given[static_cast<std::size_t>(n - 1)],
+                    spec.given[static_cast<std::size_t>((seed >> 33) % static_cast<std::uint64_t>(n))]);
+        }
+        order.push_back(moved(from_values(spec.given, {kLength}), kGpu));
+        plans.push_back(std::make_shared<const Plan>(spec));
+      }
+      const auto timed = [&](bool with_call, bool backward) {
+        return times_of(repeats, [&](int i) {
+          const auto at = static_cast<std::size_t>(i % kOrders);
+          AttentionOptions how = own;
+          if (with_call) how.permutation = order[at];
+          return events.ms([&] {
+            Tape tape;
+            if (backward) tape.watch(q), tape.watch(k), tape.watch(v);
+            const Tensor o = attention(q, k, v, with_call ? any : plans[at], how);
+            if (backward) (void)tape.backward(o, d_o);
+          });
+        });
+      };
+      for (const bool backward : {false, true}) {
+        const Times of_plan = timed(false, backward), of_call = timed(true, backward);
+        std::cout << "{\"figure\": \"orders\", \"pass\": \"" << (backward ? "both" : "forward") << "\", \"pattern\": \""
+                  << pattern << "\", \"what\": \"" << what << "\", \"of_plan_ms\": " << of_plan.median
+                  << ", \"of_call_ms\": " << of_call.median << ", \"ratio\": " << of_call.median / of_plan.median << "}"
+                  << std::endl;
+      }
+    }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -254,6 +311,7 @@ int main(int argc, char** argv) {
       if (names.empty() || std::find(names.begin(), names.end(), s.name) != names.end())
         failed += run(s, repeats, rate);
     if (names.empty() || std::ranges::find(names, "modes") != names.end()) failed += modes(repeats);
+    if (names.empty() || std::ranges::find(names, "orders") != names.end()) failed += orders(repeats);
     return failed == 0 ? 0 : 1;
   } catch (const Error& e) {
     std::cerr << "hilt_gpu_attention: error: " << e.what() << '\n';

@@ -902,12 +902,126 @@ TEST_F(OnGpuAttention, OrdersComeWithTheCall) {
   const std::string wrong = error_of([] { synchronize(kGpu); });
   EXPECT_TRUE(wrong.starts_with("data: permutation: no bijection inside each document: row 1, token ")) << wrong;
   EXPECT_EQ(error_of([] { synchronize(kGpu); }), "nothing");
-  spec.given.clear(), spec.causality = Causality::token;
-  bring(one, query_run(0, 512));
-  const PlanPtr causal = make_plan(spec);
-  spec.given = one;
-  EXPECT_EQ(slice(attention(q, k, v, causal, options), 0, 0, 1).to_vector(),
-            slice(attention(q, k, v, make_plan(spec), {}), 0, 0, 1).to_vector());
+}
+
+/// A pseudorandom order inside each of these, [begin, end).
+std::vector<std::int32_t> shuffled(const std::vector<Index>& cut, std::uint64_t seed) {
+  std::vector<std::int32_t> pi;
+  for (std::size_t i = 0; i + 1 < cut.size(); ++i) {
+    const std::vector<std::int32_t> its = query_run(cut[i], cut[i + 1] - cut[i]);
+    pi.insert(pi.end(), its.begin(), its.end());
+    for (Index n = cut[i + 1] - cut[i]; n > 1; --n) {
+      seed = seed * 6364136223846793005u + 1442695040888963407u;
+      std::swap(pi[pi.size() - static_cast<std::size_t>(n)],
+                pi[pi.size() - 1 - static_cast<std::size_t>((seed >> 33) % static_cast<std::uint64_t>(n))]);
+    }
+  }
+  return pi;
+}
+/// O, L and the gradients of what is watched: q, k, v and score terms.
+std::vector<Tensor> results_of(const std::array<Tensor, 4>& in, const PlanPtr& plan, const AttentionOptions& how) {
+  std::vector<Tensor> watched(in.begin(), in.begin() + 3), out;
+  for (const Tensor& x : term_inputs(how.terms))
+    if (x) watched.push_back(x);
+  Tape tape;
+  for (const Tensor& x : watched) tape.watch(x);
+  const AttentionResult r = attention_with_lse(in[0], in[1], in[2], plan, how);
+  const Gradients g = tape.backward(r.o, in[3]);
+  out = {r.o, r.lse};
+  for (const Tensor& x : watched) out.push_back(g[x]);
+  return out;
+}
+
+constexpr Index kFollowed = 1000, kFollowedHeads = 2;
+/// A call that looks at tokens; each: rows of the batch have an order each.
+struct Followed {
+  std::string_view what;
+  const char* pattern;
+  DType type;
+  bool documents, each;
+
+  bool asks(std::string_view name) const { return what == name || what == "all"; }
+  PlanSpec spec() const {
+    PlanSpec s{.length = kFollowed, .heads = kFollowedHeads, .order = parse_order("given", kFollowed)};
+    s.pattern = parse_pattern(pattern);
+    if (asks("causal")) s.causality = Causality::token;
+    if (documents) s.documents = {DocumentList{400, 350}};
+    return s;
+  }
+  AttentionOptions options() const {
+    const auto x = [](const Shape& s, std::uint64_t stream) { return randn(s, {9, stream}, DType::f32, kGpu); };
+    AttentionOptions how;
+    if (asks("alibi")) how.terms.slopes = alibi_slopes(kFollowedHeads, DType::f32, kGpu);
+    if (asks("relative")) how.terms.relative = x({kFollowedHeads, 101}, 5);
+    if (asks("bias")) how.terms.bias = x({2, 1, kFollowed, kFollowed}, 6);
+    if (what == "bias of keys") how.terms.bias = x({2, kFollowedHeads, 1, kFollowed}, 6);
+    if (asks("dropout")) how.dropout = 0.2, how.key = RandomKey{3, 4};
+    return how;
+  }
+  std::vector<std::int32_t> order(std::uint64_t seed) const {
+    return documents ? shuffled({0, 400, 750, kFollowed}, seed) : shuffled({0, kFollowed}, seed);
+  }
+  Tensor permutation(std::uint64_t first, std::uint64_t second) const {
+    const Tensor one = from_values(order(first), {kFollowed});
+    return moved(each ? stack({one, from_values(order(second), {kFollowed})}) : one, kGpu);
+  }
+};
+/// Each row of the batch by a plan with its order: those of the batch.
+std::vector<Tensor> by_plans(const Followed& c, const std::array<Tensor, 4>& in) {
+  std::vector<Tensor> out;
+  for (Index row = 0; row < 2; ++row) {
+    const auto own = [&](const Tensor& x) { return contiguous(slice(x, 0, row, row + 1)); };
+    PlanSpec spec = c.spec();
+    spec.given = c.order(row == 0 || !c.each ? 1 : 2);
+    AttentionOptions how = c.options();
+    how.first_batch = row;
+    if (how.terms.bias) how.terms.bias = own(how.terms.bias);
+    const std::vector<Tensor> its = results_of({own(in[0]), own(in[1]), own(in[2]), own(in[3])}, make_plan(spec), how);
+    for (std::size_t i = 0; i < its.size(); ++i) {
+      const bool of_row = i < 5 || (how.terms.bias && i + 1 == its.size());  // what tables and slopes get adds up
+      if (row == 0) out.push_back(its[i]);
+      else out[i] = of_row ? cat({out[i], its[i]}, 0) : add(out[i], its[i]);
+    }
+  }
+  return out;
+}
+void expect_followed(const Followed& c) {
+  SCOPED_TRACE(testing::Message() << c.type << ' ' << c.pattern << ' ' << c.what << ", documents " << c.documents
+                                  << ", an order each " << c.each);
+  const auto x = [&](std::uint64_t stream) {
+    return randn({2, kFollowed, kFollowedHeads, 64}, {5, stream}, c.type, kGpu);
+  };
+  const std::array in{x(1), x(2), x(3), x(4)};
+  const PlanPtr any = make_plan(c.spec());
+  AttentionOptions given = c.options();
+  given.permutation = c.permutation(7, 8);
+  (void)results_of(in, any, given);
+  given.permutation = c.permutation(1, 2);
+  synchronize(kGpu);
+  const auto waits = device_counters(kGpu).host_waits;
+  const std::vector<Tensor> got = results_of(in, any, given);
+  EXPECT_EQ(device_counters(kGpu).host_waits, waits);
+  const std::vector<Tensor> want = by_plans(c, in);
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const Tensor y = to(want[i], DType::f32), is_there = greater(y, scalar_like(y, -1e30));  // an L may be -inf
+    EXPECT_LT(relative(where(is_there, to(got[i], DType::f32), 0.0), where(is_there, y, 0.0)),
+              c.type == DType::f32 ? 1e-5 : 1e-2)
+        << "result " << i;
+  }
+}
+
+// Where something looks at tokens, kernels follow an order that comes with the call: no wait and no
+// plan, and what the plan made with that order gives.
+TEST_F(OnGpuAttention, OrdersThatKernelsFollowComeWithTheCall) {
+  for (const char* pattern : {"dense", "segment:64", "segment:96,dilation=3", "slide:70", "segment:128+slide:9"})
+    for (const char* what : {"causal", "alibi", "relative", "bias", "bias of keys", "dropout", "all"})
+      for (const bool each : {false, true}) {
+        for (const bool documents : {false, true})
+          for (const DType type : {DType::f32, DType::bf16}) expect_followed({what, pattern, type, documents, each});
+        const Setting forced("HILT_ROUTE", "mma");
+        expect_followed({what, pattern, DType::f16, false, each});
+      }
 }
 
 // ---- which route serves what --------------------------------------------------------------------

@@ -72,10 +72,11 @@ struct AttentionPass {
   Input q, k, v;
   const Tiling::Places* places = nullptr;  // on a CPU; null: the start of every row, as on a GPU
   const Terms* terms = nullptr;            // of the scores, if any
-  /// On a CPU, where an order came with the call and the tiling stands in row order: the token at
-  /// each position of each row of the batch; and whether keys come no later than queries.
+  /// Where an order came with the call and the tiling stands in row order: the token at each
+  /// position, on a CPU of each row of the batch; and whether keys come no later than queries.
   const std::int32_t* along = nullptr;
   bool causal = false;
+  const struct OrderedLists* ordered = nullptr;  // on a GPU, once it runs: the tiling's lists along it
 
   [[gnu::always_inline]] Index place_count() const { return places ? places->count(sizes.batch) : sizes.batch; }
   [[gnu::always_inline]] Tiling::Place place(Index i) const {
@@ -143,13 +144,14 @@ Decision route(Cuda, const ForwardPass&);
 Decision route(Cuda, const BackwardPass&, bool whole);
 /// Bytes that a head may take where one pass of a GPU adds up dQ; parts of owners: queries, keys.
 std::array<Index, 3> hopper_sums(const Tiling& t, Index dim);
+/// The same set, where ranks that come with a GPU's call say which pairs of it attend. Made once.
+const Tiling& with_ranks_of_call(const Tiling& t);
 
 void attention_forward(Cuda, const ForwardPass&, const Decision&);
 void attention_delta(Cuda, const DeltaPass&);
 void attention_backward(Cuda, const BackwardPass&, const Decision&);
 
-/// The kernels of one place for q of one type. They are chosen once a call, so that every pass goes
-/// straight to its kernel.
+/// The kernels of one place for q of one type, chosen once a call: a pass goes straight to its own.
 struct Kernels {
   Decision (*route_forward)(Cuda, const ForwardPass&) = nullptr;
   Decision (*route_backward)(Cuda, const BackwardPass&, bool whole) = nullptr;

@@ -18,8 +18,6 @@ using List = std::vector<std::int32_t>;
 constexpr std::size_t kKept = 8;  // batches of plans on GPUs
 constexpr Index kFewTokens = 64;  // the plan of so many keeps its own
 
-Tensor index_of(const std::vector<Index>& values) { return from_values(values, {std::ssize(values)}); }
-
 bool counts_up(const std::vector<Index>& values, Index n) {
   return std::ranges::equal(values, std::views::iota(Index{0}, n));
 }

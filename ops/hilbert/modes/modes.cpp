@@ -13,6 +13,7 @@ namespace hilt {
 namespace {
 
 const double kMinusInfinity = -std::numeric_limits<double>::infinity();
+void add_to(Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; }
 
 // ---- taped --------------------------------------------------------------------------------------
 
@@ -20,7 +21,6 @@ AttentionResult taped_branch(const Call& call, const Tensor& q, const Tensor& k,
                              bool with_lse) {
   AttentionResult sum;
   Tensor answered;  // 1 for every query that has a key
-  const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
   const Index rows = q.dim(1);
   const auto batches = group_batches(call.plan, call.kv_heads, branch, q.device());
   for (const GroupBatch& g : *batches) {
@@ -28,12 +28,12 @@ AttentionResult taped_branch(const Call& call, const Tensor& q, const Tensor& k,
     const bool may_mask = bool(call.options.terms.bias);
     Tensor p = softmax(s, g, may_mask);
     if (call.options.dropout > 0) p = mul(p, dropout_multipliers(g, p.dim(0), call.heads(), call.options, p.dtype()));
-    gather_in(sum.o, scatter_queries(matmul(p, gather_keys(v, g)), g, rows, call.heads()));
+    add_to(sum.o, scatter_queries(matmul(p, gather_keys(v, g)), g, rows, call.heads()));
     if (!with_lse) continue;
-    gather_in(sum.lse, scatter_queries(logsumexp(s, g, may_mask), g, rows, call.heads()));
+    add_to(sum.lse, scatter_queries(logsumexp(s, g, may_mask), g, rows, call.heads()));
     Tensor present = ones({1, std::ssize(g.heads), g.groups, g.q, 1}, DType::f32, q.device());
     if (g.answers) present = mul(present, to(g.answers, DType::f32));
-    gather_in(answered, scatter_queries(present, g, rows, call.heads()));
+    add_to(answered, scatter_queries(present, g, rows, call.heads()));
   }
   if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
   if (with_lse && sum.lse)
@@ -58,8 +58,7 @@ AttentionResult taped(const Call& call, const Tensor& q, const Tensor& k, const 
   std::vector<Tensor> o, lse;
   for (Index branch = 0; branch < branches; ++branch) {
     const AttentionResult part = taped_branch(call, q, k, v, branch, true);
-    o.push_back(part.o);
-    lse.push_back(part.lse);
+    o.push_back(part.o), lse.push_back(part.lse);
   }
   if (sink) lse.push_back(expand(reshape(sink, {1, 1, -1, 1}), lse[0].shape()));
   const Tensor each = cat(lse, -1);  // [B, L, H, branches]
@@ -67,10 +66,8 @@ AttentionResult taped(const Call& call, const Tensor& q, const Tensor& k, const 
   const Tensor silent = greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // all empty
   const Tensor some = where(silent, scalar_like(each, 0), each), weight = softmax(some);
   AttentionResult merged;
-  for (Index branch = 0; branch < branches; ++branch) {
-    const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
-    merged.o = merged.o ? add(merged.o, term) : term;
-  }
+  for (Index branch = 0; branch < branches; ++branch)
+    add_to(merged.o, mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]));
   if (with_lse) merged.lse = where(silent, scalar_like(each, kMinusInfinity), unsqueeze(logsumexp(some), -1));
   return merged;
 }
@@ -123,8 +120,7 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
       if (tape) {
         const Gradients through = tape->backward(S, dS);
         for (std::size_t i = 0; i < kTermTensors; ++i)
-          if (terms[i] && through.has(terms[i]))
-            d_terms[i] = d_terms[i] ? add(d_terms[i], through[terms[i]]) : through[terms[i]];
+          if (terms[i] && through.has(terms[i])) add_to(d_terms[i], through[terms[i]]);
         dS = through[z];
       }
       const Tensor cdQ = mul(matmul(dS, K), call.scale);  // dQ = c dS K

@@ -1,6 +1,6 @@
 // Rows along an order and back, each the other's backward: orders of plans, and those that come
-// with the call. A CPU's kernels follow these. On a GPU, where a set is defined along positions
-// alone, rows are gathered, the plan serves them in row order, and results return to their tokens.
+// with the call. Kernels follow these. On a GPU, where a set is defined along positions alone, rows
+// are gathered, the plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
 #include "core/recent.h"
@@ -24,8 +24,7 @@ static bool looks_at_tokens(const Call& call) {
 TakesOrder takes_order(const Call& call) {
   if (!call.plan->takes_order() || call.plan->order_forced() || call.options.permutation.numel() == 0)
     return TakesOrder::no;
-  if (call.options.permutation.device().is_cuda())
-    return looks_at_tokens(call) ? TakesOrder::in_plan : TakesOrder::gathered;
+  if (call.options.permutation.device().is_cuda() && !looks_at_tokens(call)) return TakesOrder::gathered;
   return call.options.backward == Backward::fused && !call.plan->spec().queries ? TakesOrder::followed
                                                                                 : TakesOrder::in_plan;
 }
@@ -49,7 +48,6 @@ static DocumentList documents_of(const Plan& plan, Index row) {
   const auto& lists = plan.spec().documents;
   return lists.empty() ? DocumentList{} : lists[lists.size() == 1 ? 0 : at(row)];
 }
-static Index document_rows(const Plan& plan) { return std::max<Index>(std::ssize(plan.spec().documents), 1); }
 
 /// The permutation of a row on the host, which for a GPU's waits; checked.
 static std::vector<std::int32_t> row_of(const Call& call, Index row) {
@@ -63,9 +61,11 @@ static std::vector<std::int32_t> row_of(const Call& call, Index row) {
   return out;
 }
 Call following(Call call) {
+  const bool on_cpu = call.options.permutation.device().is_cpu();
   std::vector<std::int32_t> token_at;
-  for (Index row = 0; row < call.batch; ++row) std::ranges::copy(row_of(call, row), std::back_inserter(token_at));
-  call.token_at = std::make_shared<const std::vector<std::int32_t>>(std::move(token_at));
+  for (Index row = 0; on_cpu && row < call.batch; ++row)
+    std::ranges::copy(row_of(call, row), std::back_inserter(token_at));
+  call.token_at = on_cpu ? index_of(token_at) : to(GivenOrder(call).token_at, DType::i32);
   PlanSpec spec = call.plan->spec();
   if (spec.causality != Causality::token) return call;
   spec.causality = Causality::none, call.causal = true;
@@ -86,13 +86,14 @@ static Tensor document_numbers(const Plan& plan, Device device) {
   if (plan.spec().documents.empty() || plan.parts().empty()) return {};
   return plan.parts()[0].memo.get<Tensor>({device.index}, [&] {
     std::vector<std::int32_t> of;
-    for (Index row = 0; row < document_rows(plan); ++row) {
+    const auto rows = std::ssize(plan.spec().documents);
+    for (Index row = 0; row < rows; ++row) {
       std::int32_t number = 0;
       for (const Document& d : documents_of(plan, row)) of.insert(of.end(), at(d.length), number++);
       of.resize(at((row + 1) * plan.length()), number);
     }
     const Lasting lasting;
-    return moved(from_values(of, {document_rows(plan), plan.length()}), device);
+    return moved(from_values(of, {rows, plan.length()}), device);
   });
 }
 
@@ -101,7 +102,7 @@ GivenOrder::GivenOrder(const Call& call) : each(call.options.permutation.rank() 
   const Index length = call.plan->length(), all = (each ? call.batch : 1) * length;
   const Tensor wide = dense(to(call.options.permutation, DType::i64)), document = document_numbers(*call.plan, device);
   token_at = empty({all}, DType::i64, device), position_of = full({all}, -1, DType::i64, device);
-  kernels::Inversion how{wide.data<std::int64_t>(), all, each ? call.batch : document_rows(*call.plan), length};
+  kernels::Inversion how{wide.data<std::int64_t>(), all, each ? call.batch : document ? document.dim(0) : 1, length};
   if (document) how.document = document.data<std::int32_t>(), how.documents = document.numel();
   if constexpr (kHasCuda)
     kernels::invert(cuda_of(device), how, token_at.mutable_data<std::int64_t>(),
@@ -134,13 +135,13 @@ Tensor GivenOrder::home(const Tensor& y, int axis) const {
 
 /// To bring an index to a GPU is to wait, so those used last stay there.
 static Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
-  const auto made = [&] {
-    const Lasting lasting;
-    return moved(from_values(index, {std::ssize(index)}), device);
-  };
-  if (device.is_cpu()) return made();
+  if (device.is_cpu()) return index_of(index);
   constexpr std::size_t kKept = 16, kKeptBytes = std::size_t{64} << 20, kPair = 2;  // an order and its inverse
   static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(kKept, kKeptBytes, kPair);
+  const auto made = [&] {
+    const Lasting lasting;
+    return index_of(index, device);
+  };
   return recent.get({device, index}, made, [](const Tensor& x) { return x.bytes(); });
 }
 

@@ -184,6 +184,27 @@ TEST(Visits, CoverWhatTheTilingLists) {
     }
 }
 
+// What ranks leave that come with the call: no cell is full or has a mask before they are there.
+TEST(Visits, CompareEachCellWhereRanksComeWithTheCall) {
+  for (const char* pattern : {"dense", "segment:64", "segment:1024", "slide:70", "segment:96,dilation=3"}) {
+    SCOPED_TRACE(pattern);
+    const PlanPtr plan = plan_of(1000, pattern, "given", Causality::none, DilationMode::all_queries);
+    const Tiling& t = plan->tilings()[0];
+    const Tiling& any = kernels::with_ranks_of_call(t);
+    EXPECT_EQ(any.met.full, 0);
+    EXPECT_EQ(any.met.partial, t.met.full + t.met.partial);
+    const Visits& v = visits(any);
+    const Pairs want = pairs_of(t);
+    for (const VisitSide* side : {&v.queries, &v.keys}) {
+      EXPECT_TRUE(pairs_of(any, v, *side, side->owner) == want);
+      EXPECT_TRUE(side->part.empty() || pairs_of(any, v, *side, side->part) == want);
+      for (const VisitSide::Visit& visit : side->visit)
+        for (const std::uint16_t cell : visit.cell) EXPECT_TRUE(cell == Visits::kEmpty || cell == Visits::kCompare);
+    }
+    EXPECT_TRUE(v.mask.empty() && v.mixed);
+  }
+}
+
 // Owners of 192 rows, where that saves a tenth of the stages.
 TEST(Visits, ComeByThreeHalves) {
   const auto check = [](const Set& set, bool threes, std::size_t most = std::size_t{1} << 20) {

@@ -23,7 +23,7 @@ struct Marks {
 constexpr std::uint32_t kWholeTile = ~0u;
 
 // masks.cu: the masks of owners' compared cells, for Hopper's kernels; zeroes `taken`.
-void make_masks(Cuda, const Tiling& tiling, std::span<const VisitSide::Owner> owner, bool queries_own,
+void make_masks(Cuda, const AttentionPass& pass, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken);
 
 /// What parts of owners left, f32 [batch, heads, parts, rows, dim] of one or two results; of O its

@@ -1,6 +1,6 @@
 // The masks of cells for which a plan has no room: made for a call, from what attends() compares,
 // laid out as Visits says. A block goes through the visits of an owner, half of it through those of
-// one of its halves.
+// one of its halves. And lists along an order that came with the call.
 #include "core/cuda/launch.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"
@@ -51,20 +51,44 @@ __global__ void __launch_bounds__(kBoth)
   }
 }
 
+__global__ void order_kernel(std::span<const std::int32_t> row, const std::int32_t* along, std::int32_t length,
+                             std::span<const Tiling::Sites> grids, RowSite* site, std::int32_t* token) {
+  for (Index i = first_element(); i < std::ssize(row); i += element_step()) {
+    token[i] = max(along[row[i]], 0) % length;  // whatever a wrong order says
+    site[i] = row_site(grids, token[i]);
+  }
+}
+
 }  // namespace
 
-void make_masks(Cuda where, const Tiling& tiling, std::span<const VisitSide::Owner> owner, bool queries_own,
+void make_masks(Cuda where, const AttentionPass& pass, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken) {
-  const TilingView& lists = on_device(tiling, where);
-  const VisitsView& visits = visits_on_device(tiling, where);
+  const TilingView& lists = lists_of(pass, where);
+  const VisitsView& visits = visits_on_device(*pass.tiling, where);
   const auto blocks = std::min<Index>(std::ssize(owner), Index{8} * properties(where.device).multiprocessors);
   const auto run = [&](auto kernel, const VisitsView::Side& side) {
     launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kBoth, 0, lists, owner, side.visit, masks,
            taken);
   };
-  const bool boxes = tiling.boxes > 1;
+  const bool boxes = pass.tiling->boxes > 1;
   if (queries_own) run(boxes ? masks_kernel<true, true> : masks_kernel<true, false>, visits.queries);
   else run(boxes ? masks_kernel<false, true> : masks_kernel<false, false>, visits.keys);
+}
+
+OrderedLists::OrderedLists(Cuda where, AttentionPass& pass) {
+  if (!pass.along) return;
+  lists = on_device(*pass.tiling, where), lists.causal = lists.causal || pass.causal, pass.ordered = this;
+  const auto order = [&](auto& row, auto& name, auto& rank, auto& site) {
+    const Index n = std::ssize(row);
+    Tensor& to = memory.emplace_back(empty({n, 5}, DType::i32, {Device::Kind::cuda, where.device}));
+    auto* const sites_of = reinterpret_cast<RowSite*>(to.mutable_raw());
+    auto* const tokens = reinterpret_cast<std::int32_t*>(sites_of + n);
+    launch("attention", where, order_kernel, blocks_for(n), kThreads, 0, row, pass.along, narrow(pass.sizes.queries),
+           lists.grids, sites_of, tokens);
+    row = name = rank = {tokens, row.size()}, site = {sites_of, row.size()};
+  };
+  order(lists.q_token, lists.q_name, lists.q_rank, sites.queries);
+  order(lists.k_token, lists.k_name, lists.k_rank, sites.keys);
 }
 
 }  // namespace hilt::kernels

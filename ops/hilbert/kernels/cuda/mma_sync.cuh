@@ -77,4 +77,19 @@ template <class T> __device__ __forceinline__ std::uint32_t pack_pair(float firs
   return x;
 }
 
+/// In: word i of column block c in w[c], for lane i of four. Out: all four words of block i.
+__device__ __forceinline__ void transpose_four(std::uint32_t (&w)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if (c & step) continue;
+      const bool upper = lane & step;
+      const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[c] : w[c + step], step);
+      if (upper) w[c] = got;
+      else w[c + step] = got;
+    }
+}
+
 }  // namespace hilt::cuda

@@ -1,6 +1,7 @@
 #pragma once
 #include <span>
-#include "core/dispatch.h"
+#include "core/tensor.h"
+#include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/hopper/schedule.h"
 
 // Private: a tiling where a GPU's kernels can read it.
@@ -63,6 +64,10 @@ struct ScheduleView {
 struct alignas(16) RowSite {
   std::int32_t name, yx, frame, unused;
 };
+constexpr RowSite row_site(std::span<const Tiling::Sites> grids, std::int32_t token) {
+  const kernels::Site at = kernels::site_of(grids, !grids.empty(), token);
+  return {token, grids.empty() ? 0 : at.b << 16 | at.c, at.a, 0};
+}
 struct Sites {
   std::vector<RowSite> queries, keys;
 };
@@ -71,12 +76,23 @@ struct SitesView {
 };
 constexpr Index kMostTokens = 1 << 24, kMostRows = 1 << 14;  // distances that f32 has exactly; and rows or columns
 
+/// A pass's lists along an order that came with the call, whose tokens are rows, names and ranks.
+struct kernels::OrderedLists {
+  OrderedLists(Cuda where, AttentionPass& pass);  // tells the pass of them, if it has an order
+  std::vector<Tensor> memory;
+  TilingView lists;
+  SitesView sites;
+};
+
 /// Whether two owners of keys in turn visit the same kPairSteps steps or fewer, no other the same.
 bool are_paired(const Visits& v);
 /// Made once, on the host.
 const kernels::hopper::Schedule& schedule(const Tiling& t, Index queries);
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
+inline const TilingView& lists_of(const kernels::AttentionPass& pass, Cuda where) {
+  return pass.ordered ? pass.ordered->lists : on_device(*pass.tiling, where);
+}
 const VisitsView& visits_on_device(const Tiling& t, Cuda where);
 const SitesView& sites_on_device(const Tiling& t, Cuda where);
 const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries);  // of a tile: 64 or 128

@@ -1,49 +1,13 @@
 // The lists of a tiling in a GPU's memory: packed in one block, copied once, kept with it.
 #include "ops/hilbert/kernels/cuda/on_device.h"
 #include <algorithm>
-#include <cstring>
+#include <map>
 #include "core/cuda/context.h"
-#include "core/tensor.h"
-#include "ops/hilbert/kernels/terms.h"
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
 
 namespace {
-
-constexpr std::size_t kAlignment = 16;
-
-/// A view of lists, and the memory of a GPU where they lie.
-template <class View> struct Image {
-  Tensor memory;
-  View view;
-};
-
-/// All lists in one block of memory, one copy.
-class Packer {
- public:
-  template <class X> void add(const std::vector<X>& list) {
-    at_.push_back(bytes_.size());
-    bytes_.resize((bytes_.size() + list.size() * sizeof(X) + kAlignment - 1) / kAlignment * kAlignment);
-    if (!list.empty()) std::memcpy(bytes_.data() + at_.back(), list.data(), list.size() * sizeof(X));
-  }
-  void add(const TokenList& list) { add(list.values()); }
-  Tensor upload(Cuda where) const {
-    const Lasting lasting;
-    const Device device{Device::Kind::cuda, where.device};
-    Tensor t = empty({std::ssize(bytes_)}, DType::u8, device);
-    cuda::to_device(cuda_of(device), t.mutable_raw(), bytes_.data(), bytes_.size());
-    return t;
-  }
-  template <class X> void find(const Tensor& memory, const auto& list, std::span<const X>& view) {
-    view = {reinterpret_cast<const X*>(memory.raw() + at_[next_++]), list.size()};
-  }
-
- private:
-  std::vector<std::byte> bytes_;
-  std::vector<std::size_t> at_;
-  std::size_t next_ = 0;
-};
 
 struct Lists {
   const Tiling& t;
@@ -80,15 +44,24 @@ void each_list(const Schedule& x, ScheduleView& v, auto&& visit) {
 template <class View, class Make>
 const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t which = 0) {
   const auto copied = [&] {
-    Image<View> image{};
-    Packer pack;
-    const auto& lists = made(image.view);
-    each_list(lists, image.view, [&](const auto& list, auto&) { pack.add(list); });
-    image.memory = pack.upload(where);
-    each_list(lists, image.view, [&](const auto& list, auto& span) { pack.find(image.memory, list, span); });
+    std::pair<Tensor, View> image{};  // lists lie in its memory
+    std::vector<std::byte> bytes;
+    std::vector<std::size_t> begin;
+    const auto& lists = made(image.second);
+    each_list(lists, image.second, [&]<class X>(const auto& list, std::span<const X>&) {
+      begin.push_back(bytes.size());
+      bytes.resize(bytes.size() + (list.size() * sizeof(X) + 15) / 16 * 16);  // each is aligned
+      std::ranges::copy(list, reinterpret_cast<X*>(bytes.data() + begin.back()));
+    });
+    const Lasting lasting;
+    image.first = empty({std::ssize(bytes)}, DType::u8, {Device::Kind::cuda, where.device});
+    cuda::to_device(cuda_of(image.first.device()), image.first.mutable_raw(), bytes.data(), bytes.size());
+    each_list(lists, image.second, [&, i = std::size_t{}]<class X>(const auto& list, std::span<const X>& view) mutable {
+      view = {reinterpret_cast<const X*>(image.first.raw() + begin[i++]), list.size()};
+    });
     return image;
   };
-  return t.memo.get<Image<View>>({where.device, which}, copied).view;
+  return t.memo.get<std::pair<Tensor, View>>({where.device, which}, copied).second;
 }
 
 }  // namespace
@@ -96,23 +69,15 @@ const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t whic
 bool are_paired(const Visits& v) {
   const std::vector<VisitSide::Owner>& owner = v.keys.owner;  // sorted by steps
   if (owner.empty() || owner.size() % 2 != 0 || owner[0].steps > kPairSteps || v.keys.portion.size() > 2) return false;
-  const auto first_rows = [&](const VisitSide::Owner& o) {
-    std::vector<std::int32_t> rows;
-    for (const VisitSide::Visit& visit : std::span(v.keys.visit).subspan(at(o.first), at(o.visits)))
-      for (std::int32_t row = 0; row < visit.rows; row += Visits::kCell) rows.push_back(visit.row + row);
-    return rows;
-  };
-  std::vector<std::int32_t> visited, all;
-  for (std::size_t i = 0; i < owner.size(); i += 2) {
-    const std::vector<std::int32_t> rows = first_rows(owner[i]);
-    if (rows != first_rows(owner[i + 1])) return false;
-    visited.insert(visited.end(), rows.begin(), rows.end());
-  }
-  for (const VisitSide::Owner& q : v.queries.owner)
-    for (std::int32_t row = 0; row < q.rows; row += Visits::kCell) all.push_back(q.row + row);
-  std::ranges::sort(visited);
-  std::ranges::sort(all);
-  return visited == all;
+  std::map<std::int32_t, std::vector<std::size_t>> pairs_of;  // of 64 queries each: of their owners of keys
+  for (std::size_t i = 0; i < owner.size(); ++i)
+    for (const VisitSide::Visit& visit : v.keys.of(owner[i]))
+      for (std::int32_t row = 0; row < visit.rows; row += Visits::kCell) pairs_of[visit.row + row].push_back(i / 2);
+  Index all = 0;
+  for (const VisitSide::Owner& q : v.queries.owner) all += (q.rows + Visits::kCell - 1) / Visits::kCell;
+  return all == std::ssize(pairs_of) && std::ranges::all_of(pairs_of, [](const auto& x) {
+           return x.second.size() == 2 && x.second[0] == x.second[1];
+         });
 }
 
 const TilingView& on_device(const Tiling& t, Cuda where) {
@@ -126,13 +91,11 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
   return image_of<VisitsView>(t, where, [&](VisitsView& view) -> const Visits& {
     const Visits& made = visits(t);
     view.mixed = made.mixed, view.eights = made.eights;
-    // A step of 64 takes about a fifth longer than half of one of 128.
-    const auto wide = [](const VisitSide& side) { return 5 * side.cells_wide <= 6 * side.cells; };
-    view.queries.wide = wide(made.queries), view.keys.wide = wide(made.keys);
     const auto describe = [](const VisitSide& side, VisitsView::Side& its) {
       const std::vector<VisitSide::Owner>& owner = side.part.empty() ? side.owner : side.part;  // sorted
       Index all = 1;
       for (const VisitSide::Owner& o : owner) all += o.steps;
+      its.wide = 5 * side.cells_wide <= 6 * side.cells;  // a step of 64 takes a fifth longer than half of one of 128
       its.busy = side.cells >= 32 * std::ssize(owner);
       its.steps = owner.empty() ? 0 : owner[0].steps;
       its.uneven = !owner.empty() && 4 * its.steps > 5 * owner[owner.size() / 2].steps;
@@ -146,16 +109,10 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
 
 const SitesView& sites_on_device(const Tiling& t, Cuda where) {
   return image_of<SitesView>(t, where, [&](SitesView&) {
-    const auto sites = [&](const TokenList& names) {
-      std::vector<RowSite> list;
-      for (const std::int32_t name : names) {
-        const bool on_grid = !t.grids.empty();
-        const kernels::Site at = kernels::site_of(t.grids, on_grid, name);
-        list.push_back({name, on_grid ? at.b << 16 | at.c : 0, at.a, 0});
-      }
-      return list;
-    };
-    return Sites{sites(t.q_names()), sites(t.k_names())};
+    Sites x;
+    for (const std::int32_t name : t.q_names()) x.queries.push_back(row_site(t.grids, name));
+    for (const std::int32_t name : t.k_names()) x.keys.push_back(row_site(t.grids, name));
+    return x;
   });
 }
 

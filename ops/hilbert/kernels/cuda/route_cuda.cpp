@@ -49,10 +49,9 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
     return "Hopper's kernels take head dims that are multiples of 8, to 256";
   if (p.terms && p.tiling->q_names().size() + p.tiling->k_names().size() > kMostTokens)
     return "Hopper's kernels know score terms of at most 16 million tokens";
-  const auto is_large = [](Index i) { return i >= kMostRows; };
-  const auto on_large = [&](const Tiling::Sites& grid) { return is_large(grid.height) || is_large(grid.width); };
+  const auto on_large = [](const Tiling::Sites& grid) { return std::max(grid.height, grid.width) >= kMostRows; };
   if (p.terms && (std::ranges::any_of(p.tiling->grids, on_large) ||
-                  (p.terms->table_on_grid && (is_large(p.terms->reach.b) || is_large(p.terms->reach.c)))))
+                  (p.terms->table_on_grid && std::max(p.terms->reach.b, p.terms->reach.c) >= kMostRows)))
     return "Hopper's kernels know score terms of fewer than 16,384 rows and columns";
   const auto has_prefix = [](const Tiling::Sites& grid) { return grid.first > grid.begin; };
   if (p.terms && (p.terms->slopes_on_grid || p.terms->table_on_grid) &&
@@ -71,7 +70,7 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
 /// gradient.
 bool are_distances(const BackwardPass& b) {
   const Terms& t = *b.terms;
-  return t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data && !b.of_terms &&
+  return !b.along && t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data && !b.of_terms &&
          b.tiling->q_names().counts_up() && b.tiling->k_names().counts_up();
 }
 
@@ -89,7 +88,7 @@ Reason why_not_one_pass(const BackwardPass& b) {
   if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
   if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";
   constexpr Index kMeetings = 8;
-  const bool follow = b.tiling->q_token.counts_up() && b.tiling->k_token.counts_up();  // rows lie in storage order
+  const bool follow = !b.along && b.tiling->q_token.counts_up() && b.tiling->k_token.counts_up();  // rows as stored
   if (!follow && (b.sizes.dim > 64 || std::ssize(s.meeting) < kMeetings * std::ssize(s.owner)))
     return "rows are gathered";
   return {};
@@ -203,12 +202,14 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
 
 /// The pass over keys that share the bits which drop their weights, where it drops any.
 template <class Pass> Pass in_eights(Pass pass) {
-  if (pass.sizes.dropout != 0 && !visits(*pass.tiling).eights) pass.tiling = &with_ascending_keys(*pass.tiling);
+  if (pass.sizes.dropout != 0 && !pass.along && !visits(*pass.tiling).eights)
+    pass.tiling = &with_ascending_keys(*pass.tiling);
   return pass;
 }
 
 void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
   ForwardPass f = d.route == Route::hopper ? in_eights(pass) : pass;
+  const OrderedLists ordered(where, f);
   if (d.route == Route::plain) return plain_forward(where, f, {});
   if (d.route == Route::hopper) f.tiling = &hopper::walked(f, false);
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
@@ -223,7 +224,8 @@ void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
 }
 
 void attention_backward(Cuda where, const BackwardPass& pass, const Decision& d) {
-  const BackwardPass b = d.route == Route::hopper ? in_eights(pass) : pass;
+  BackwardPass b = d.route == Route::hopper ? in_eights(pass) : pass;
+  const OrderedLists ordered(where, b);
   if (d.route == Route::plain) return plain_backward(where, b, {});
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);

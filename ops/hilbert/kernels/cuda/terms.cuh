@@ -28,7 +28,7 @@ struct Problem {
 /// The problem of the rows of the batch from this one on.
 inline Problem problem_of(Cuda where, const AttentionPass& pass, Index first_row) {
   Problem p{};
-  p.sizes = pass.sizes, p.t = on_device(*pass.tiling, where);
+  p.sizes = pass.sizes, p.t = lists_of(pass, where);
   p.first_row = first_row, p.n_rows = pass.sizes.batch, p.n_heads = static_cast<int>(pass.n_heads);
   for (int i = 0; i < p.n_heads; ++i) p.heads[i] = static_cast<std::int16_t>(pass.heads[i]);
   if (!pass.terms) return p;

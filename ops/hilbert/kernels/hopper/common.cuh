@@ -62,7 +62,7 @@ inline Source source_of(const Input& x, const AttentionPass& a, bool keys) {
     return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(f) : nullptr;
   }();
   Source s{operand_of(x)};
-  if (!encode || !(keys ? a.tiling->k_token : a.tiling->q_token).counts_up()) return s;
+  if (!encode || a.along || !(keys ? a.tiling->k_token : a.tiling->q_token).counts_up()) return s;
   constexpr cuuint64_t kMost = 1 << 30;  // lists and items name no token and batch that is not there
   const auto wide = [](Index i) { return static_cast<cuuint64_t>(i); };
   const Index heads = keys ? a.sizes.kv_heads : a.sizes.heads;
@@ -204,7 +204,7 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   Work w{};
   w.length = static_cast<int>(s.queries), w.heads = static_cast<int>(s.heads), w.chunks = static_cast<int>(s.dim / 8);
   w.scale = static_cast<float>(s.scale), w.scale_log2 = w.scale * kLog2e;
-  w.lists = on_device(*a.tiling, where), w.mask = visits.mask.data();
+  w.lists = lists_of(a, where), w.mask = visits.mask.data();
   w.side = kKeys ? visits.keys : threes ? visits.threes : visits.queries;
   const auto first = static_cast<std::size_t>(w.side.portion[portion]);
   w.side.owner = w.side.owner.subspan(first, static_cast<std::size_t>(w.side.portion[portion + 1]) - first);
@@ -234,7 +234,7 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
   w.section = Divisor(calls * groups), w.calls = Divisor(calls), w.last_calls = Divisor(all - whole * calls);
   w.slots = Divisor(slots), w.group = Divisor(group), w.n_heads = static_cast<int>(slots);
-  w.eights = visits.eights;
+  w.eights = visits.eights && !a.along;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
@@ -248,7 +248,7 @@ void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool p
   const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
   for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
     const Work w = work_of<kKeys>(where, a, marks, i, group, parts, threes);
-    if (side.made > 0) make_masks(where, *a.tiling, w.side.owner, !kKeys, marks.masks, w.taken);
+    if (side.made > 0) make_masks(where, a, w.side.owner, !kKeys, marks.masks, w.taken);
     run(w);
   }
 }
@@ -716,19 +716,6 @@ template <int N> __device__ __forceinline__ bool is_finite(const float (&x)[N], 
   return odd == 0;
 }
 
-/// In: word j of chunk c in w[c] for lane j of a quad. Out: chunk `lane % 4`, all four words.
-__device__ __forceinline__ void transpose_quad(std::uint32_t (&w)[4], int quad) {
-  const bool odd = quad & 1, high = quad & 2;
-  std::uint32_t r = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1);
-  if (odd) w[0] = r;
-  else w[1] = r;
-  r = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
-  if (odd) w[2] = r;
-  else w[3] = r;
-  const std::uint32_t a = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2), b = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
-  if (high) w[0] = a, w[1] = b;
-  else w[2] = a, w[3] = b;
-}
 /// One row of sums (row h of the pair a lane has), of which `chunks` of 8 are there: a quad writes
 /// 64 bytes at a time. Where row is null nothing is written.
 template <class E, int Chunks, int N>
@@ -739,7 +726,7 @@ __device__ __forceinline__ void store_row(Half* row, const float (&x)[N], int h,
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       w[c] = pack_pair<E>(x[16 * g + 4 * c + 2 * h] * scale, x[16 * g + 4 * c + 2 * h + 1] * scale);
-    transpose_quad(w, quad);
+    transpose_four(w);
     if (row && 4 * g + quad < chunks)
       *reinterpret_cast<uint4*>(row + (4 * g + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
   }

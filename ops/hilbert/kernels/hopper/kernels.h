@@ -14,7 +14,8 @@ constexpr int kDims[] = {64, 96, 128, 192, 256};
 
 /// The tiling that forward() and stream_backward() walk where queries, or keys, are owned.
 inline const Tiling& walked(const AttentionPass& p, bool keys_own) {
-  return p.sizes.dropout == 0 ? with_short_lists(*p.tiling, keys_own) : *p.tiling;  // short lists are not in eights
+  const bool keeps = p.sizes.dropout != 0 || p.along;  // short lists are not in eights, nor of a call's order
+  return keeps ? *p.tiling : with_short_lists(*p.tiling, keys_own);
 }
 
 // Each is compiled once a type and head dim, HILT_TYPE and HILT_DIM.

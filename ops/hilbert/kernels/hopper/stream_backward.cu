@@ -502,7 +502,7 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
                                 const Input& before_a, const void* before_b) {
     if (!to_a.data) return;
     part.tiling = &walked(b, M::kKeys);
-    const TilingView& view = on_device(*part.tiling, where);
+    const TilingView& view = lists_of(part, where);
     const Operands keys{source_of(b.k, part, true), source_of(b.v, part, true), view.k_token};
     const Operands queries{source_of(b.q, part, false), source_of(b.d_o, part, false), view.q_token};
     const std::span<const std::int32_t> known = M::kKeys ? view.k_known : view.q_known;

@@ -66,10 +66,10 @@ template <int D> ScoreTerms score_terms(Cuda where, const AttentionPass& pass, b
   if (t.of.cap != 0) t.cap = static_cast<float>(t.of.cap), t.inverse_cap = static_cast<float>(1 / t.of.cap);
   t.near = t.of.table && t.of.entries * 4 <= kTableBytes<D> && (queries_own || pass.sizes.heads == pass.sizes.kv_heads);
   t.rows_of_q = t.of.bias.query_row != nullptr, t.of.bias.query_row = nullptr;
-  const SitesView& sites = sites_on_device(*pass.tiling, where);
+  const SitesView& sites = pass.ordered ? pass.ordered->sites : sites_on_device(*pass.tiling, where);
   t.own = queries_own ? sites.queries : sites.keys, t.stream = queries_own ? sites.keys : sites.queries;
   const TokenList& names = queries_own ? pass.tiling->k_names() : pass.tiling->q_names();
-  t.counts_up = names.counts_up(), t.first = names.empty() ? 0 : names[0];
+  t.counts_up = !pass.along && names.counts_up(), t.first = names.empty() ? 0 : names[0];
   t.frames = std::ranges::any_of(pass.tiling->grids, [](const Tiling::Sites& grid) { return grid.frames > 1; });
   const Site& reach = t.of.reach;
   t.reach = static_cast<unsigned>(t.of.table_on_grid ? reach.b << 16 | reach.c : reach.c), t.most = 2 * t.reach;

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 #include <unordered_map>
+#include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
@@ -65,8 +66,8 @@ class Masks {
   Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {
     Bits full;
     full.fill(~std::uint64_t{0});
-    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty}},
-              {full, {Visits::kFull, Visits::kFull, kCell * kCell, full[0], full[0]}}};
+    cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty}}};
+    if (most > 0) cells_[full] = {Visits::kFull, Visits::kFull, kCell * kCell, full[0], full[0]};
   }
   MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
@@ -392,7 +393,7 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
   std::vector<Index> owners(queries.size());  // of keys, that each meets
   walk.fill(out.queries, false, [&](std::size_t q, std::size_t k, Index n, const Met& met) {
     out.pairs += n * met.pairs, owners[q] += n;
-    out.mixed = out.mixed || met.pairs != Index{queries[q].rows} * keys[k].rows;
+    out.mixed = out.mixed || most == 0 || met.pairs != Index{queries[q].rows} * keys[k].rows;
     for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
       out.one_owner = out.one_owner && met.by_key[at(row / kCell)].cell != std::array<std::uint16_t, 2>{};
   });
@@ -487,6 +488,16 @@ const Tiling& with_ascending_keys(const Tiling& t) {
       }
     const Selection keys{TokenList(std::move(entries)), t.k_tile};
     return with_lists(t, nullptr, &keys, t.met);
+  });
+}
+
+const Tiling& kernels::with_ranks_of_call(const Tiling& t) {
+  return *t.memo.get<std::unique_ptr<const Tiling>>({-1}, [&] {
+    auto made = std::make_unique<Tiling>(t);
+    for (Tiling::Run& run : made->met.run) run.partial = true;
+    made->met.partial += std::exchange(made->met.full, 0);
+    (void)made->memo.get<Visits>({}, [&] { return visits_of(*made, 0); });
+    return std::unique_ptr<const Tiling>(std::move(made));
   });
 }
 
