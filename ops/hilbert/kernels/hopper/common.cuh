@@ -144,6 +144,9 @@ struct Work {
   }
   /// The row of [batch, heads, ..].
   __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }
+  __device__ std::uint32_t stream(int batch, int h) const {
+    return first_stream + static_cast<unsigned>(row(batch, h));
+  }
   /// The row of the parts' sums where row `i` of an owner goes.
   __device__ int sum_row(const Item& x, int i) const { return x.number * part_rows + x.row + i; }
   /// Says of an owner's half whether it is finite, for all of a warpgroup's threads, or of both;
@@ -599,6 +602,8 @@ template <class E, int K, int N> __device__ __forceinline__ void pack(std::uint3
     for (int x = 0; x < 4; ++x) a[k][x] = pack_pair<E>(s[8 * k + 2 * x], s[8 * k + 2 * x + 1]);
 }
 
+/// The column of a lane's score i of a cell, from its first on; i / 2 % 2 is which row.
+constexpr int column_of(int i) { return i % 32 / 4 * 8 + i % 2; }
 /// f(i, L or Delta of score i) for the 32 that a lane has of 64 x 64 scores. The statistic is that
 /// of their columns, in shared memory, or of their rows; it comes by four scores.
 struct ByColumn {
@@ -648,11 +653,8 @@ __device__ __forceinline__ std::uint32_t swap_nibbles(std::uint32_t x, int lanes
   const std::uint32_t other = __shfl_xor_sync(~0u, x, lanes);
   return odd ? (x & 0xf0f0f0f0) | (other >> 4 & 0x0f0f0f0f) : (x & 0x0f0f0f0f) | (other << 4 & 0xf0f0f0f0);
 }
-__device__ __forceinline__ std::uint32_t swap_bytes(std::uint32_t x, int lanes, bool odd) {
-  return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), odd ? 0x3715 : 0x6240);
-}
-__device__ __forceinline__ std::uint32_t swap_halves(std::uint32_t x, int lanes, bool odd) {
-  return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), odd ? 0x3276 : 0x5410);
+__device__ __forceinline__ std::uint32_t swap_pieces(std::uint32_t x, int lanes, unsigned order) {
+  return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), order);
 }
 /// Bits of a mask change places with those `apart` above them.
 __device__ __forceinline__ std::uint32_t swap_bits(std::uint32_t x, int apart, std::uint32_t mask) {
@@ -701,8 +703,10 @@ __device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t 
       for (int k = 0; k < 4; ++k)
         x += __vminu2(__vmaxu2(words[k], below * 0x10001), w.drops * 0x10001) << (4 * k + 2 * i + j);
     }
-  if constexpr (kQueries) return swap_bits(swap_bytes(swap_nibbles(x, 1, at.lane & 1), 2, at.lane & 2), 15, 0xaaaa);
-  x = swap_bytes(swap_nibbles(swap_halves(x, 4, at.lane & 4), 8, at.lane & 8), 16, at.lane & 16);
+  if constexpr (kQueries)
+    return swap_bits(swap_pieces(swap_nibbles(x, 1, at.lane & 1), 2, at.lane & 2 ? 0x3715 : 0x6240), 15, 0xaaaa);
+  x = swap_nibbles(swap_pieces(x, 4, at.lane & 4 ? 0x3276 : 0x5410), 8, at.lane & 8);
+  x = swap_pieces(x, 16, at.lane & 16 ? 0x3715 : 0x6240);
   return swap_bits(x, 14, 0xcccc);
 }
 
@@ -743,12 +747,15 @@ __device__ __forceinline__ void add_row(float (&x)[N], int h, float scale, const
     x[4 * c + 2 * h + 1] = fmaf(keep, y.y, scale * x[4 * c + 2 * h + 1]);
   }
 }
-/// One row of sums in f32: a quad fills 32 bytes, a sector, at a time.
-template <int Chunks, int N>
-__device__ __forceinline__ void store_wide_row(float* row, const float (&x)[N], int h, int quad, int chunks) {
+/// One row of results, `to` behind `base`; below 0 nothing is written. In f32 a quad fills sectors.
+template <class E, int Chunks, int N>
+__device__ __forceinline__ void put_row(void* base, std::int64_t to, bool wide, const float (&x)[N], int h, float scale,
+                                        int quad, int chunks) {
+  if (!wide) return store_row<E, Chunks>(to >= 0 ? static_cast<Half*>(base) + to : nullptr, x, h, scale, quad, chunks);
+  float2* const row = reinterpret_cast<float2*>(static_cast<float*>(base) + to) + quad;
 #pragma unroll
   for (int c = 0; c < Chunks; ++c)
-    if (c < chunks) reinterpret_cast<float2*>(row)[4 * c + quad] = make_float2(x[4 * c + 2 * h], x[4 * c + 2 * h + 1]);
+    if (to >= 0 && c < chunks) row[4 * c] = {x[4 * c + 2 * h] * scale, x[4 * c + 2 * h + 1] * scale};
 }
 
 /// dK and dV of an owner's half, of whose rows a lane has `first` and the eighth behind; with
@@ -770,15 +777,8 @@ __device__ __forceinline__ void store_keys(const OnePass& p, const Item& x, int 
   p.template mark<false>(x, half, finite);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const auto put = [&](void* base, auto& sums, float scale) {
-      if (!is_part) {
-        store_row<E, N / 4>(to[h] >= 0 ? static_cast<Half*>(base) + to[h] : nullptr, sums, h, scale, quad, p.chunks);
-      } else if (to[h] >= 0) {
-        add_row<N / 4>(sums, h, scale, nullptr, 0, quad, p.chunks);
-        store_wide_row<N / 4>(static_cast<float*>(base) + to[h], sums, h, quad, p.chunks);
-      }
-    };
-    put(p.dk, dk, p.scale), put(p.dv, dv, 1);
+    put_row<E, N / 4>(p.dk, to[h], is_part, dk, h, p.scale, quad, p.chunks);
+    put_row<E, N / 4>(p.dv, to[h], is_part, dv, h, 1, quad, p.chunks);
   }
 }
 

@@ -256,12 +256,12 @@ template <class E, class M> struct Attend {
     for (int i = 0; i < kParts; ++i)
       if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
   }
+  __device__ __forceinline__ bool drops() const { return kDrops && (!M::kTerms || p.drops != 0); }
   /// While products are under way.
   __device__ __forceinline__ void find_survivors() {
-    if constexpr (kDrops)
-      if (!M::kTerms || p.drops != 0)
+    if (drops())
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) survive[i] = survivors<true>(p, head, own, row[i], at);
+      for (int i = 0; i < kParts; ++i) survive[i] = survivors<true>(p, head, own, row[i], at);
   }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
     if constexpr (M::kTerms)
@@ -271,10 +271,9 @@ template <class E, class M> struct Attend {
   }
   /// The weights as an operand.
   __device__ __forceinline__ void pack_weights(std::uint32_t (&a)[2 * kScores / 16][4], float (&s)[kScores]) const {
-    if constexpr (kDrops)
-      if (!M::kTerms || p.drops != 0)
+    if (drops())
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) mask(s, 32 * i, survive[i], 0.0f);
+      for (int i = 0; i < kParts; ++i) mask(s, 32 * i, survive[i], 0.0f);
     pack<E>(a, s);
   }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
@@ -334,8 +333,7 @@ template <class E, class M> struct Attend {
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
   __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
-    if constexpr (kDrops)
-      own = x.row + at.half * kCell, head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
+    if constexpr (kDrops) own = x.row + at.half * kCell, head = p.stream(x.batch, x.head);
     if constexpr (M::kTerms) {
       its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
@@ -399,10 +397,8 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
       const float* const before = p.before + p.before_rows.offset(x.batch, x.head, max(token[h], 0));
       add_row<D / 8>(o, h, share, before, p.before ? keep : 0.0f, at.quad(), p.chunks);
       share = 1;
-      if (p.wide && there) store_wide_row<D / 8>(static_cast<float*>(p.out) + to, o, h, at.quad(), p.chunks);
     }
-    if (!kMerges || !p.wide)
-      store_row<E, D / 8>(there ? static_cast<Half*>(p.out) + to : nullptr, o, h, share, at.quad(), p.chunks);
+    put_row<E, D / 8>(p.out, there ? to : -1, kMerges && p.wide, o, h, share, at.quad(), p.chunks);
     if (at.quad() == 0 && there) lse[token[h]] = l;
   }
 }
@@ -482,9 +478,10 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     };
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms)
-        p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
+        p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;          // scores have their scale
+      const bool looks = f.terms && (f.terms->table || f.terms->slopes_on_grid);  // at each column: 64 at a time
       if constexpr (D <= (kExtra == Extra::terms ? 64 : 128))
-        if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
+        if (p.side.wide && !looks) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
     if constexpr (D == 64)

@@ -223,9 +223,6 @@ template <class E, class M, int N> struct Accumulate {
   __device__ __forceinline__ LaneTerms<E, !M::kKeys, kCell> terms(const Item& x, int head, std::uint32_t sites) const {
     return {p.terms, x.batch, head, owned, sites, from.table(), p.lists.q_token, x.row + at.row, step_row};
   }
-  __device__ __forceinline__ std::uint32_t stream_of(const Item& x, int head) const {
-    return p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, head));
-  }
   __device__ __forceinline__ std::uint32_t scratch() const {
     return from.base + M::scratch + static_cast<std::uint32_t>(at.half * 4 + at.warp) * M::kScratch;
   }
@@ -237,9 +234,8 @@ template <class E, class M, int N> struct Accumulate {
   }
   /// What dS of a step adds to the gradients of terms.
   __device__ __forceinline__ void collect(const Item& x, int head, const float (&ds)[32], std::uint32_t sites) const {
-    const TermSums& sums = p.terms.sums;
     if constexpr (M::kKeys) {
-      if (sums.by_column()) collected.add_rows(ds);
+      if (p.terms.sums.by_column()) collected.add_rows(ds);
     } else {
       collected.add(terms(x, head, sites), ds, scratch(), share(head));
     }
@@ -259,12 +255,15 @@ template <class E, class M, int N> struct Accumulate {
         }
       collected.row[0] = collected.row[1] = 0;
     }
-    if constexpr (!M::kKeys)
-      if (sums.to.slopes) {
-        const float distance = warp_reduce<Sum>(collected.distance);
-        if (at.lane == 0) share(head)[sums.entries] += distance;
-        collected.distance = 0;
-      }
+    if constexpr (!M::kKeys) {
+      const auto give = [&](float& x, Index entry) {
+        const float sum = warp_reduce<Sum>(x);
+        if (at.lane == 0) share(head)[entry] += sum;
+        x = 0;
+      };
+      if (sums.to.slopes) give(collected.distance, sums.entries);
+      if (sums.to.table) give(collected.end[0], 0), give(collected.end[1], sums.entries - 1);
+    }
   }
   /// Before another head's item: what was added up near goes to its head, -1: to none.
   __device__ __forceinline__ void empty(int head) const {
@@ -273,37 +272,9 @@ template <class E, class M, int N> struct Accumulate {
   __device__ __forceinline__ void skip() const {
     for (int i = 0; i < 2; i += M::kTiles) from.streamed.release(), from.streamed.next();
   }
-  /// dV of a step: S^T alone.
-  __device__ __forceinline__ void values(const Item& x, const Step& step, bool first, int own_row, int head) const {
-    float s[32];
-    const std::uint32_t own = from.owned.tile(), lse_at = from.statistic();
-    const int cell = step.cell(at.half);
-    std::uint32_t word = word_of(p, step, at);
-    wgmma_begin();
-    multiply_rows<E, OwnedTile, StreamedTile>(s, own, from.streamed.tile());
-    wgmma_commit();
-    if constexpr (kDrops)
-      if (p.drops != 0) word &= survivors<false>(p, stream_of(x, head), own_row, step.row, at);
-    wgmma_wait<0>();
-    fence_operand(s);
-    if constexpr (kTerms) word &= terms(x, head, from.sites(from.streamed)).add(s, p.scale, nullptr);
-    for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
-    from.streamed.release();
-    from.streamed.next();
-    if (kDrops || cell != Visits::kFull) mask(s, 0, word, 0.0f);
-    std::uint32_t weights[4][4];
-    pack<E>(weights, s);
-    wgmma_begin();
-    multiply<E, StreamedTile>(da, weights, from.streamed.tile(), !first);
-    wgmma_commit();
-    wgmma_wait<0>();
-    fence_operand(da);
-    from.streamed.release();
-    from.streamed.next();
-  }
   /// A step, or `n` that are full; `ahead`: what is known of the one behind. own_row, head: with
-  /// kDrops, where owned rows begin, and which head it is.
-  template <bool kMasked>
+  /// kDrops, where owned rows begin, and which head it is. kValues: dV alone, in da.
+  template <bool kMasked, bool kValues = false>
   __device__ __forceinline__ void run(const Item& x, const Step& step, int n, bool first, std::uint32_t& ahead,
                                       int own_row, int head) const {
     constexpr bool kBoth = M::kKeys && !M::kSplit;
@@ -325,16 +296,30 @@ template <class E, class M, int N> struct Accumulate {
         multiply_rows<E, OwnedTile, StreamedTile>(t, own + OwnedTile::kBytes, b);
         wgmma_commit();
       };
-      constexpr bool kLate = kTerms && D > 64;  // terms want its registers
+      constexpr bool kLate = kValues || (kTerms && D > 64);  // terms want its registers
       if constexpr (!kLate) multiply_second();
       std::uint32_t survive = ~0u;
       if constexpr (kDrops)
-        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, stream_of(x, head), own_row, row, at);
+        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, p.stream(x.batch, head), own_row, row, at);
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
       std::uint32_t slope[16];
       if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+      if constexpr (kValues) {
+        here.release();
+        if (kDrops || step.cell(at.half) != Visits::kFull) mask(s, 0, word & survive, 0.0f);
+        std::uint32_t weights[4][4];
+        pack<E>(weights, s);
+        wgmma_begin();
+        multiply<E, StreamedTile>(da, weights, b, !first);
+        wgmma_commit();
+        wgmma_wait<0>();
+        fence_operand(da);
+        there.release();
+        from.streamed.next();
+        return;
+      }
       if constexpr (kLate) multiply_second();
       wgmma_wait<0>();
       fence_operand(t);
@@ -386,10 +371,8 @@ __device__ __forceinline__ void store(const Pass& p, const Item& x, const Lane& 
         if (is_part && !finite) scale = NAN;  // which its row's sum is then
         add_row<kChunks>(sums, h, scale, before + from, known && before ? 1.0f : 0.0f, at.quad(), p.chunks);
         scale = 1;
-        if (p.wide && there) store_wide_row<kChunks>(static_cast<float*>(base) + to, sums, h, at.quad(), p.chunks);
       }
-      if (!kAdds || !p.wide)
-        store_row<E, kChunks>(there ? static_cast<Half*>(base) + to : nullptr, sums, h, scale, at.quad(), p.chunks);
+      put_row<E, kChunks>(base, there ? to : -1, kAdds && p.wide, sums, h, scale, at.quad(), p.chunks);
     };
     if constexpr (M::kSplit)
       put(role == 0 ? p.to_a : p.to_b, role == 0 ? p.before_a : p.before_b, da, role == 0 ? p.scale : p.survivor);
@@ -455,7 +438,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
           }
           const int cell = step.cell(at.half);
           if (cell == Visits::kEmpty) accumulate.skip();
-          else if (M::kSplit && role == 1) accumulate.values(x, step, first, own_row, head);
+          else if (M::kSplit && role == 1) accumulate.template run<true, true>(x, step, n, first, ahead, own_row, head);
           else if (!M::kTerms && cell == Visits::kFull)
             accumulate.template run<false>(x, step, n, first, ahead, own_row, head);
           else accumulate.template run<true>(x, step, n, first, ahead, own_row, head);

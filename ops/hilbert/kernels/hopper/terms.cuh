@@ -154,15 +154,9 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
       });
     } else if (t.counts_up) {
 #pragma unroll
-      for (int part = 0; part < kColumns / kCell; ++part)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const auto apart = static_cast<float>(own[r].name - t.first - row[part] - first());
-#pragma unroll
-          for (int c = 0; c < 8; ++c)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) f(32 * part + 4 * c + 2 * r + j, fabsf(apart - static_cast<float>(8 * c + j)));
-        }
+      for (int i = 0; i < kColumns / 2; ++i)
+        f(i, fabsf(static_cast<float>(own[i / 2 % 2].name - t.first - row[i / 32] - first()) -
+                   static_cast<float>(column_of(i))));
     } else {
       each(0, [&](int i, int r, int, int name) { f(i, static_cast<float>(abs(own[r].name - name))); });
     }
@@ -179,24 +173,43 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
       f(i, line_of(r, column, kQueries ? own[r].name : name), kQueries ? name : own[r].name);
     });
   }
+  /// An entry of the table.
+  __device__ __forceinline__ float value(int at) const {
+    if (t.near) return load_shared<float>(table + static_cast<std::uint32_t>(at) * 4);
+    return __ldg(static_cast<const float*>(t.of.table) + h * t.of.entries + (kQueries ? t.of.entries - 1 - at : at));
+  }
+  /// The entry of all pairs of a warp and 64 columns, beyond an end of a table of tokens; or -1.
+  __device__ __forceinline__ int end_of_table() const {
+    if (t.of.table_on_grid || !t.counts_up || kColumns > kCell) return -1;
+    const auto column = static_cast<unsigned>(t.first + row[0]);
+    unsigned low = t.most, high = 0;
+#pragma unroll
+    for (const RowSite& its : own)
+      low = min(low, t.place(t.own_place(its), column)),
+      high = max(high, t.place(t.own_place(its), column + kCell - 1));
+    return __all_sync(~0u, low == t.most) ? static_cast<int>(t.most) : __all_sync(~0u, high == 0) ? 0 : -1;
+  }
   __device__ __forceinline__ void add_table(float (&s)[kColumns / 2]) const {
     const unsigned mine[2] = {t.own_place(own[0]), t.own_place(own[1])};
-    const int plane = t.of.table_on_grid;
+    if (const int end = end_of_table(); end >= 0) {
+      const float x = value(end);
+#pragma unroll
+      for (float& its : s) its += x;
+      return;
+    }
     if (t.near && t.of.table_on_grid && t.factors != 0 && t.of.reach.a == 0) {
-      each(plane, [&](int i, int r, int, int x) {
+      each(t.of.table_on_grid, [&](int i, int r, int, int x) {
         s[i] += load_shared<float>(
             __dp2a_lo(t.place(mine[r], static_cast<unsigned>(x)), static_cast<unsigned>(t.factors), table));
       });
       return;
     }
     const std::uint32_t frames = columns + 2 * kColumns * 4;
-    const float* const far = static_cast<const float*>(t.of.table) + h * t.of.entries;
-    each(plane, [&](int i, int r, int column, int x) {
+    each(t.of.table_on_grid, [&](int i, int r, int column, int x) {
       int at = t.entry(t.place(mine[r], static_cast<unsigned>(x)));
       if (t.of.reach.a > 0)
         at += t.frame_entry(own[r].frame, load_shared<int>(frames + static_cast<std::uint32_t>(column) * 4));
-      if (t.near) s[i] += load_shared<float>(table + static_cast<std::uint32_t>(at) * 4);
-      else s[i] += __ldg(far + (kQueries ? static_cast<int>(t.of.entries) - 1 - at : at));
+      s[i] += value(at);
     });
   }
   /// s = the scores c q . k with their terms; -inf where a bias masks. slope: that of the cap, by
@@ -245,7 +258,7 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
 constexpr int kWarpShares = 2;
 /// What a warp that owns queries adds up for the gradients of terms.
 template <int D> struct TermCollector {
-  float distance = 0, row[2] = {0, 0};
+  float distance = 0, row[2] = {0, 0}, end[2] = {0, 0};  // ends of a table
 
   /// In shared memory, a warp's: 8 rows of dS, and behind them its shares where they are few.
   static constexpr std::uint32_t kPitch = 68 * 4, kRows = 8 * kPitch, kBytes = kRows + kShareBytesNear<D>;
@@ -266,6 +279,13 @@ template <int D> struct TermCollector {
         if (ds[i] != 0) static_cast<float*>(to.data)[to.offset(lane.b, lane.h, line) + key * to.key] += ds[i];
       });
     if (!sums.to.table) return;
+    if (const int its = lane.end_of_table(); its >= 0) {
+      float sum = 0;
+#pragma unroll
+      for (float x : ds) sum += x;
+      end[0] += its == 0 ? 0 : sum, end[1] += its == 0 ? sum : 0;
+      return;
+    }
     const auto near = [first = scratch + kRows](int i) { return first + static_cast<std::uint32_t>(i) * 4; };
     if (shares_are_near(sums))
       add_to_table(
