@@ -300,7 +300,7 @@ template <class E, class M, int N> struct Accumulate {
       if constexpr (!kLate) multiply_second();
       std::uint32_t survive = ~0u;
       if constexpr (kDrops)
-        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, p.stream(x.batch, head), own_row, row, at);
+        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, p.Work::stream(x.batch, head), own_row, row, at);
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
       std::uint32_t slope[16];
