@@ -1,5 +1,6 @@
 // What kernels walk against the tiling it was made from, pair by pair in both directions, and how
 // few masks and visits are left.
+#include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/hopper/visits.h"
 
 #include <gtest/gtest.h>
