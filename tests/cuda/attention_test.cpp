@@ -945,13 +945,14 @@ struct Followed {
     PlanSpec s{.length = kFollowed, .heads = kFollowedHeads, .order = parse_order("given", kFollowed)};
     s.pattern = parse_pattern(pattern);
     if (asks("causal")) s.causality = Causality::token;
+    if (what == "curve") s.causality = Causality::curve;
     if (documents) s.documents = {DocumentList{400, 350}};
     return s;
   }
   AttentionOptions options() const {
     const auto x = [](const Shape& s, std::uint64_t stream) { return randn(s, {9, stream}, DType::f32, kGpu); };
     AttentionOptions how;
-    if (asks("alibi")) how.terms.slopes = alibi_slopes(kFollowedHeads, DType::f32, kGpu);
+    if (asks("alibi") || what == "curve") how.terms.slopes = alibi_slopes(kFollowedHeads, DType::f32, kGpu);
     if (asks("relative")) how.terms.relative = x({kFollowedHeads, 101}, 5);
     if (asks("bias")) how.terms.bias = x({2, 1, kFollowed, kFollowed}, 6);
     if (what == "bias of keys") how.terms.bias = x({2, kFollowedHeads, 1, kFollowed}, 6);
@@ -1015,7 +1016,7 @@ void expect_followed(const Followed& c) {
 // plan, and what the plan made with that order gives.
 TEST_F(OnGpuAttention, OrdersThatKernelsFollowComeWithTheCall) {
   for (const char* pattern : {"dense", "segment:64", "segment:96,dilation=3", "slide:70", "segment:128+slide:9"})
-    for (const char* what : {"causal", "alibi", "relative", "bias", "bias of keys", "dropout", "all"})
+    for (const char* what : {"causal", "alibi", "relative", "bias", "bias of keys", "dropout", "curve", "all"})
       for (const bool each : {false, true}) {
         for (const bool documents : {false, true})
           for (const DType type : {DType::f32, DType::bf16}) expect_followed({what, pattern, type, documents, each});

@@ -156,9 +156,8 @@ TEST(GivenOrder, OfDocumentsIsInsideEach) {
 TEST(GivenOrder, WhatLooksAtTokensIsAsInThePlan) {
   const Inputs in = random_inputs(2, DType::f64);
   const std::vector<std::int32_t> pi = shuffled({kLength}, 1);
-  for (int what = 0; what < 6; ++what) {
+  for (int what = 1; what < 6; ++what) {
     PlanSpec any = spec_of("segment:64+slide:9", "given");
-    if (what == 0) any.causality = Causality::token;
     PlanSpec fixed = any;
     fixed.given = pi;
     AttentionOptions options;
@@ -170,15 +169,40 @@ TEST(GivenOrder, WhatLooksAtTokensIsAsInThePlan) {
     AttentionOptions given = options;
     given.permutation = tensor_of(pi);
     std::vector<Tensor> got = results_of(in, make_plan(any), given), want = results_of(in, make_plan(fixed), options);
-    if (what == 0) {  // lists of keys that serve any order
-      for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LT(off(got[i], want[i]), 1e-12) << i;
-      continue;
-    }
     if (what == 5) {  // a sum over rows, which stand along the order
       EXPECT_LT(off(got.back(), want.back()), 1e-13);
       got.pop_back(), want.pop_back();
     }
     expect_same_bits(got, want, "what " + std::to_string(what));
+  }
+}
+
+// Beside causality by token: documents, bf16, and what else looks at tokens.
+TEST(GivenOrder, CausalityByTokenGoesWithTheRest) {
+  for (const DType type : {DType::f64, DType::bf16}) {
+    const DType stat = type == DType::f64 ? DType::f64 : DType::f32;
+    const Inputs in = random_inputs(2, type);
+    for (const char* documents : {"", "100,150", "100,150/40,60,160"})
+      for (const char* pattern : {"dense", "segment:48,shift=5", "slide:20", "segment:64+slide:9"})
+        for (int what = 0; what < 3; ++what) {
+          PlanSpec any = spec_of(pattern, "given", documents);
+          any.causality = Causality::token;
+          PlanSpec fixed = any;
+          fixed.given = any.documents.empty()       ? shuffled({kLength}, 6)
+                        : any.documents.size() == 1 ? shuffled({100, 250, kLength}, 6)
+                                                    : shuffled({40, 100, 250, 260, kLength}, 6);
+          AttentionOptions options;
+          if (what == 1) options.dropout = 0.3, options.key = RandomKey{1, 2};
+          if (what == 2) options.terms.bias = randn({2, kHeads, kLength, kLength}, {1, 4}, stat);
+          AttentionOptions given = options;
+          given.permutation = tensor_of(fixed.given);
+          const std::vector<Tensor> got = results_of(in, make_plan(any), given),
+                                    want = results_of(in, make_plan(fixed), options);
+          for (std::size_t i = 0; i < got.size(); ++i)
+            EXPECT_LT(off(got[i], want[i]),
+                      (type == DType::f64 ? 1e-11 : 1e-2) * std::max(1.0, off(want[i], zeros_like(want[i]))))
+                << type << ' ' << documents << ' ' << pattern << ", what " << what << ", result " << i;
+        }
   }
 }
 

@@ -85,7 +85,8 @@ OrderedLists::OrderedLists(Cuda where, AttentionPass& pass) {
     auto* const tokens = reinterpret_cast<std::int32_t*>(sites_of + n);
     launch("attention", where, order_kernel, blocks_for(n), kThreads, 0, row, pass.along, narrow(pass.sizes.queries),
            lists.grids, sites_of, tokens);
-    row = name = rank = {tokens, row.size()}, site = {sites_of, row.size()};
+    row = name = {tokens, row.size()}, site = {sites_of, row.size()};
+    if (pass.causal) rank = name;  // else positions, of a set that is causal along them
   };
   order(lists.q_token, lists.q_name, lists.q_rank, sites.queries);
   order(lists.k_token, lists.k_name, lists.k_rank, sites.keys);

@@ -76,7 +76,7 @@ struct SitesView {
 };
 constexpr Index kMostTokens = 1 << 24, kMostRows = 1 << 14;  // distances that f32 has exactly; and rows or columns
 
-/// A pass's lists along an order that came with the call, whose tokens are rows, names and ranks.
+/// A pass's lists along an order that came with the call, whose tokens are rows and names.
 struct kernels::OrderedLists {
   OrderedLists(Cuda where, AttentionPass& pass);  // tells the pass of them, if it has an order
   std::vector<Tensor> memory;

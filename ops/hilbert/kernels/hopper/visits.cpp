@@ -63,11 +63,12 @@ struct MaskedCell {
 };
 class Masks {
  public:
-  Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {
+  Masks(std::vector<std::uint32_t>& words, std::size_t most)
+      : words_(words), most_(most == kAllCompared ? 0 : most / 4) {
     Bits full;
     full.fill(~std::uint64_t{0});
     cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty}}};
-    if (most > 0) cells_[full] = {Visits::kFull, Visits::kFull, kCell * kCell, full[0], full[0]};
+    if (most != kAllCompared) cells_[full] = {Visits::kFull, Visits::kFull, kCell * kCell, full[0], full[0]};
   }
   MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
@@ -393,7 +394,7 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
   std::vector<Index> owners(queries.size());  // of keys, that each meets
   walk.fill(out.queries, false, [&](std::size_t q, std::size_t k, Index n, const Met& met) {
     out.pairs += n * met.pairs, owners[q] += n;
-    out.mixed = out.mixed || most == 0 || met.pairs != Index{queries[q].rows} * keys[k].rows;
+    out.mixed = out.mixed || most == kAllCompared || met.pairs != Index{queries[q].rows} * keys[k].rows;
     for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
       out.one_owner = out.one_owner && met.by_key[at(row / kCell)].cell != std::array<std::uint16_t, 2>{};
   });
@@ -496,7 +497,7 @@ const Tiling& kernels::with_ranks_of_call(const Tiling& t) {
     auto made = std::make_unique<Tiling>(t);
     for (Tiling::Run& run : made->met.run) run.partial = true;
     made->met.partial += std::exchange(made->met.full, 0);
-    (void)made->memo.get<Visits>({}, [&] { return visits_of(*made, 0); });
+    (void)made->memo.get<Visits>({}, [&] { return visits_of(*made, kAllCompared); });
     return std::unique_ptr<const Tiling>(std::move(made));
   });
 }

@@ -72,7 +72,8 @@ const Tiling& with_ascending_keys(const Tiling& t);
 /// fifth of the cells, the same set in which each owner has a list of its own of the other side's
 /// rows, those alone that some row of the owner meets. Made once.
 const Tiling& with_short_lists(const Tiling& t, bool keys_own);
-/// Equal masks are kept once, at most `most` bytes of them; of 0 no cell is full without a call.
+constexpr std::size_t kAllCompared = ~std::size_t{0};  // bytes of masks: none, and no cell is full
+/// Equal masks are kept once, at most `most` bytes of them.
 Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20, Index portion = Visits::kPortion);
 /// Made once.
 const Visits& visits(const Tiling& t);
