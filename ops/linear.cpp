@@ -20,11 +20,11 @@ namespace hilt {
 namespace {
 
 /// x if one of its last two axes has stride 1 and the other steps over it, else a dense copy.
-Tensor readable(const Tensor& x) {
+Tensor readable(Tensor x) {
   const auto unit = [&](int axis, int other) {
     return x.stride(axis) == 1 && (x.dim(other) == 1 || x.stride(other) >= x.dim(axis));
   };
-  return unit(-1, -2) || unit(-2, -1) ? x : clone(x);
+  return unit(-1, -2) || unit(-2, -1) ? std::move(x) : clone(x);
 }
 
 /// The leading axes.
@@ -50,11 +50,9 @@ Tensor product(const Tensor& x, const Tensor& y) {
   const Tensor a = readable(to(x, factors)), b = readable(to(y, factors));
   const Shape batches = broadcast("matmul", lead(x), lead(y));
   Shape shape = batches;
-  shape.push_back(m);
-  shape.push_back(n);
-  if (k == 0) return zeros(shape, x.dtype(), x.device());
+  shape.push_back(m), shape.push_back(n);
+  if (k == 0 || shape.numel() == 0) return zeros(shape, x.dtype(), x.device());
   Tensor out = empty(shape, type, x.device());
-  if (out.numel() == 0) return to(out, x.dtype());
   kernels::BatchSteps steps{.batch = batches.numel(), .c = m * n};
   std::array<detail::List<Index>, 2> from;
   if (steps.batch > 1) from = offsets(batches, a, b), steps.a = from[0].data(), steps.b = from[1].data();
@@ -75,13 +73,12 @@ struct Matmul final : Function {
     b_by_columns = b.stride(-2) == 1 && b.dim(-1) > 1;
     if (wants(1)) save(a);
     if (wants(0)) save(b);
-    if (!folds()) return product(a, b);
-    return reshape(product(as_rows(a), as_rows(b)), a_shape.with(-1, b_shape[-1]));
+    return times(a, b);
   }
 
   std::vector<Tensor> backward(const Tensor& dy) override {
     Tensor da, db;
-    if (wants(0)) da = sum_to(matmul(dy, transpose(saved(wants(1) ? 1 : 0))), a_shape);
+    if (wants(0)) da = sum_to(times(dy, transpose(saved(wants(1) ? 1 : 0))), a_shape);
     if (wants(1) && folds()) {
       const Tensor x = as_rows(saved(0)), g = as_rows(dy);
       db = reshape(b_by_columns ? transpose(product(transpose(g), x)) : product(transpose(x), g), b_shape);
@@ -90,10 +87,12 @@ struct Matmul final : Function {
   }
 
  private:
+  Tensor times(const Tensor& a, const Tensor& b) const {
+    return folds() ? reshape(product(as_rows(a), as_rows(b)), a.shape().with(-1, b.dim(-1))) : product(a, b);
+  }
   bool folds() const {
-    for (int i = 0; i < b_shape.rank() - 2; ++i)
-      if (b_shape[i] != 1) return false;
-    return a_shape.rank() > 2 && b_shape.rank() <= a_shape.rank() && a_shape.numel() > 0 && b_shape.numel() > 0;
+    return a_shape.rank() > 2 && b_shape.rank() <= a_shape.rank() && a_shape.numel() > 0 && b_shape.numel() > 0 &&
+           b_shape.numel() == b_shape[-2] * b_shape[-1];
   }
 };
 
@@ -199,8 +198,7 @@ Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& 
   LinearOp fn;
   fn.gelu = gelu;
   if (x.numel() > 0 && w.numel() > 0) return apply(std::move(fn), x, w, b, r);
-  const Tensor product = matmul(x, w);
-  const Tensor y = b ? add(product, b) : product;
+  const Tensor xw = matmul(x, w), y = b ? add(xw, b) : xw;
   return r ? add(r, y) : gelu ? gelu_tanh(y) : y;
 }
 

@@ -39,7 +39,7 @@ bool attends_at_all(const Plan& plan) {
 
 /// The mode that will run. taped and hybrid multiply masked weights with every key and value of a
 /// group; where one of those is not finite, the kernels, which select, take over.
-Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
+Backward mode_for(const Call& call, Inputs inputs) {
   const Backward asked = call.options.backward;
   const char* reason = nullptr;
   if (asked == Backward::taped && !attends_at_all(*call.plan))
@@ -80,7 +80,7 @@ Tensor joined(const std::vector<Tensor>& parts) { return parts.size() == 1 ? par
 
 /// A call whose plan has its set and its order.
 AttentionResult run_mode(const Call& call, Inputs in, bool with_lse) {
-  const Backward mode = mode_for(call, OneOp::parts(in));
+  const Backward mode = mode_for(call, in);
   if (mode == Backward::taped) return run_taped(call, in, with_lse);
   const bool fused = mode == Backward::fused;
   const std::vector<Tensor> y = hilt::apply<OneOp, std::span<const Tensor>>(
@@ -91,9 +91,9 @@ AttentionResult run_mode(const Call& call, Inputs in, bool with_lse) {
 }
 
 AttentionResult run(Call call, Inputs in, bool with_lse) {
-  const auto [q, k, v] = OneOp::parts(in);
   const TakesOrder takes = takes_order(call);
   if (takes == TakesOrder::followed) return run_mode(following(std::move(call)), in, with_lse);
+  if (takes == TakesOrder::no && !call.plan->looks_at_data()) return run_mode(call, in, with_lse);
   if (takes == TakesOrder::gathered) {
     const GivenOrder order(call);
     std::vector<Tensor> along;
@@ -105,6 +105,7 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
     if (out) copy(out, o);
     return {o, order.home(r.lse, 2)};
   }
+  const auto [q, k, v] = OneOp::parts(in);
   const bool in_plan = takes == TakesOrder::in_plan, one_order = in_plan && call.options.permutation.rank() == 1;
   if (in_plan && !call.given.o && q.device().is_cpu() && call.options.backward == Backward::hybrid &&
       !call.plan->spec().queries) {
@@ -112,7 +113,7 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
     call.given = kernel_forward(following(call), in_rows(q), in_rows(k), in_rows(v));  // as fused
   }
   if (one_order) call.plan = plan_along(call, -1);
-  if (one_order || (takes == TakesOrder::no && !call.plan->looks_at_data())) return run_mode(call, in, with_lse);
+  if (one_order) return run_mode(call, in, with_lse);
   std::vector<Tensor> o, lse;
   each_sequence(call, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
     std::vector<Tensor> its;

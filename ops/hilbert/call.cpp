@@ -299,8 +299,7 @@ std::vector<Tensor> OneOp::forward(std::span<const Tensor> in) {
   if (wants_any())
     for (const Tensor& x : in) save(x);
   if (wants_any()) save(r.o), save(r.lse);
-  if (!with_lse) return {r.o};
-  return {r.o, r.lse};
+  return with_lse ? std::vector{r.o, r.lse} : std::vector{r.o};
 }
 
 std::vector<Tensor> OneOp::inputs(const Call& call, std::span<const Tensor> in) {

@@ -29,14 +29,13 @@ template <class E> struct ForwardSpace {
     FactorRows<E> q;
     Tile<W> o;
     W *m, *l;
-    Index n;                  // queries
-    std::int32_t next, last;  // of its list of key tiles; token that causality compares
+    Index n = 0;                      // queries
+    std::int32_t next = 0, last = 0;  // of its list of key tiles; token that causality compares
   };
   ForwardSpace(Carver& c, Index dim, Index entries) : v(c, dim, true), row(row_space<W>(c, entries)) {
     k_t = c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile);
     wide_k = c.tile<W>(kTile, dim), s = c.tile<W>(kSlab, kTile);
-    for (Queries& x : queries)
-      x = {{c, dim, false}, c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile), 0, 0, 0};
+    for (Queries& x : queries) x = {{c, dim, false}, c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile)};
   }
   Tile<E> k_t;
   FactorRows<E> v;  // and k, before it is turned
@@ -203,12 +202,13 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
               heads_each = s.heads / s.kv_heads;
   const TermGradients d_terms = x.d_terms ? *x.d_terms : TermGradients{};
   const bool shared = is_shared(d_terms.bias, s);
+  // Before the counts, which are small: what a thread keeps goes to the first that asks.
+  Tasks<BackwardSpace<E>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
   const Index counts = sums + s.heads + 1 + (shared ? std::ssize(t.keys) : 0);
   const Memory memory(counts * static_cast<Index>(sizeof(std::int32_t)));
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   std::int32_t *const heads_done = done + sums, *const tasks_done = heads_done + s.heads;
-  Tasks<BackwardSpace<E>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
   const auto go_back = [&](Index task, BackwardSpace<E>& space) {
     const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
     Index before = 0, sharing = 1;

@@ -37,12 +37,10 @@ template <class Space> Index bytes_of(Index dim, Index entries) {
 class Memory {
  public:
   explicit Memory(Index bytes) {
-    if (spare.bytes_ >= bytes) {
-      swap(spare);
-    } else {
-      block = static_cast<std::byte*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kLine}));
-      bytes_ = bytes;
-    }
+    if (spare.bytes_ >= bytes) swap(spare);
+    if (block) return;
+    block = static_cast<std::byte*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kLine}));
+    bytes_ = bytes;
   }
   Memory(const Memory&) = delete;
   ~Memory() {
@@ -63,15 +61,12 @@ thread_local Memory Memory::spare;
 /// So few pairs of numbers are multiplied before another thread has woken.
 constexpr Index kAlone = Index{1} << 19;
 
-/// Tasks [0, n) of a pass, which workers take in ascending order, each with a Space of its own: no
-/// task can fail, so one may wait for an earlier one. products: of matrices, in the pass. entries:
-/// of a table that gets a gradient.
+/// Tasks [0, n) of a pass, taken in ascending order by workers with a Space each: none can fail, so
+/// one may wait for an earlier one. products: of matrices; entries: of a table with a gradient.
 template <class Space> class Tasks {
  public:
   Tasks(const AttentionPass& pass, Index n, Index products, Index entries)
-      : workers(is_small(pass, products) ? 1
-                : thread_count() < n     ? thread_count()
-                                         : n),
+      : workers(workers_for(pass, n, products)),
         n_(n),
         dim_(pass.sizes.dim),
         entries_(entries),
@@ -86,8 +81,9 @@ template <class Space> class Tasks {
   const Index workers;
 
  private:
-  static bool is_small(const AttentionPass& p, Index products) {
-    return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone;
+  static Index workers_for(const AttentionPass& p, Index n, Index products) {
+    const Index all = thread_count() < n ? thread_count() : n;
+    return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone ? 1 : all;
   }
   const Index n_, dim_, entries_, bytes_;
   const Memory memory_;

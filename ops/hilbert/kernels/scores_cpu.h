@@ -187,7 +187,11 @@ inline bool is_shared(const PairTensor<void>& d, const AttentionSizes& s) {
 /// keep[j] = -1 for the keys j that query i attends to, else 0: attends(), a row at a time.
 template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep) {
   const Index n = k.end - k.begin;
-  for (Index j = 0; j < n; ++j) keep[j] = t.boxes > 1 ? -attends(t, at(i), at(k.begin + j)) : -1;
+  for (Index j = 0; j < n; ++j) keep[j] = t.boxes > 1 ? 0 : -1;
+  for (Index box = 0; t.boxes > 1 && box < t.boxes; ++box) {  // a union; a query's bounds are asked for once
+    const QueryBounds bounds = bounds_of(t, at(i), at(box));
+    for (Index j = 0; j < n; ++j) keep[j] |= -attends(bounds, place_of(t, at(k.begin + j), at(box)));
+  }
   if (t.boxes > 1) return;
   const auto only = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
     for (Index j = 0; j < n; ++j)
