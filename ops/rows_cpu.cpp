@@ -77,8 +77,8 @@ template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>
   const auto turn_row = [=](Index row) __attribute__((noinline)) {  // a second copy may round otherwise
     const W* const angles = table + row % length * axes * half;
     const Index first = row * heads * dim, last = first + turning * dim;
-    for (Index h = first; h < last; h += dim) {
-      const W *const cosine = angles + (h - first) / dim % axes * half, *const sine = cosine + length * axes * half;
+    for (Index h = first, at = 0; h < last; h += dim, at = at + half < axes * half ? at + half : 0) {
+      const W *const cosine = angles + at, *const sine = cosine + length * axes * half;
       for (Index i = h; i < h + half; ++i) {
         const W a = static_cast<W>(x[i]), b = static_cast<W>(x[i + half]), c = cosine[i - h], s = sine[i - h] * turn;
         y[i] = static_cast<T>(a * c - b * s);
