@@ -21,7 +21,8 @@ struct Call {
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
   std::shared_ptr<const std::vector<std::int32_t>> token_at = {};  // at each position, where kernels follow an order
   bool causal = false;                                             // and by token, which such a plan leaves to them
-  Tensor table = {};  // relative [H, entries] and a 0, where some tokens lie on no grid
+  Tensor table = {};   // relative [H, entries] and a 0, where some tokens lie on no grid
+  Tensor points = {};  // [1 or B, L] of Site, where relative looks at these
 
   Index heads() const { return plan->heads(); }
   kernels::AttentionSizes sizes() const;
