@@ -388,8 +388,12 @@ TEST_F(Attend, ATableLooksAtPoints) {
   ASSERT_EQ(run("--order row --points " + files.path("points.npy") + table).status, 0);
   EXPECT_EQ(read("o").to_vector(), o);
   EXPECT_EQ(read("d_relative").to_vector(), d);
-  says(run("--order row --points " + files.path("points.npy")), 2, "goes with --relative FILE");
-  says(run("--order row --points " + files.path("wide.npy") + table), 3, "points are i64[16, 2]");
+  const Ran alone = run("--order row --points " + files.path("points.npy")),
+            wide = run("--order row --points " + files.path("wide.npy") + table);
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_NE(alone.err.find("goes with --relative FILE"), std::string::npos) << alone.err;
+  EXPECT_EQ(wide.status, 3);
+  EXPECT_NE(wide.err.find("points are i64[16, 2]"), std::string::npos) << wide.err;
 }
 
 TEST_F(Attend, PublishedSlopesNeedNoFile) {
