@@ -73,7 +73,6 @@ template <class F> void each_sequence(const Call& call, const Tensor& q, const T
     AttentionOptions own = call.options;
     own.first_batch += b, own.permutation = {};
     if (own.terms.bias) own.terms.bias = sequence_of(own.terms.bias, b);
-    if (Tensor& points = own.terms.points; points && points.rank() == 3) points = sequence_of(points, b);
     f(b, call.plan->takes_order() ? plan_along(call, b) : plan_of_sequence(call.plan, q, k, b), own);
   }
 }

@@ -30,13 +30,11 @@ template <class F> Tensor of_pairs(const GroupBatch& g, F&& f) {
   });
   return moved(x, g.queries.index.device());
 }
-/// f(query's site, key's site), each in its document, or of points, from where their row begins.
-template <class F>
-Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f, const kernels::Terms& terms = {}, Index b = 0) {
+/// f(query's site, key's site), each in its document.
+template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
   return of_pairs(g, [&](std::int32_t t, std::int32_t u, std::size_t group) {
-    const kernels::Site* const points = terms.points_of(g.row.empty() ? b : g.row[group], g.first[group]);
-    return f(kernels::site_of(g.grids, on_grid, t - g.first[group], points),
-             kernels::site_of(g.grids, on_grid, u - g.first[group], points));
+    return f(kernels::site_of(g.grids, on_grid, t - g.first[group]),
+             kernels::site_of(g.grids, on_grid, u - g.first[group]));
   });
 }
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
@@ -74,18 +72,8 @@ void check_relative(const Call& call, const Tensor& x) {
   for (int i = 1; i < x.rank(); ++i)
     check(x.dim(i) % 2 == 1, "relative: table ", x.shape(), " has an even extent, ", x.dim(i),
           "; offsets from -r to r are 2 r + 1");
-  const PlanSpec& spec = call.plan->spec();
-  if (const Tensor& points = call.options.terms.points) {
-    const Index axes = x.rank() - 1, all = call.batch * spec.length;
-    const Shape one{spec.length, axes}, each{call.batch, spec.length, axes};
-    check(points.dtype() == DType::i32 &&
-              (points.shape() == one || points.shape() == each || points.shape() == Shape{all, axes}),
-          "relative: points are ", points.dtype(), points.shape(), ", the table ", x.shape(), "; expected i32 ", one,
-          " or ", each);
-    check(prefix_of(spec.pattern) == 0, "relative: points do not go with a prefix, as in ", to_string(spec.pattern));
-    return check(!spec.cross, "relative: points are of the tokens of keys, and queries are not among them");
-  }
   if (x.rank() == 2) return;
+  const PlanSpec& spec = call.plan->spec();
   const auto judge = [&](const Grid& grid, const auto&... where) {
     check(grid != Grid{}, "relative: table ", x.shape(), " is for ", x.rank() - 1, " axes, but ", where...,
           " has no grid; name one, as in row:HxW");
@@ -103,19 +91,12 @@ Tensor padded_table(const Plan& plan, const Tensor& table) {
   return cat({reshape(table, {table.dim(0), -1}), zeros({table.dim(0), 1}, table.dtype(), table.device())}, 1);
 }
 Tensor add_relative(const Call& call, const GroupBatch& g, const Tensor& s, const Tensor& table) {
-  kernels::Terms terms = kernel_terms(call);
-  const Tensor points = call.points ? moved(call.points, {}) : Tensor();
-  if (points) terms.points = reinterpret_cast<const kernels::Site*>(points.raw());
-  std::vector<Tensor> entries;  // of each row of the batch that has points of its own
-  for (Index b = 0; b < (terms.points_row > 0 ? s.dim(0) : 1); ++b)
-    entries.push_back(of_sites(
-        g, terms.table_on_grid,
-        [&](const kernels::Site& q, const kernels::Site& k) { return kernels::entry(terms.reach, q, k); }, terms, b));
+  const kernels::Site reach = reach_of(table);
+  const Tensor entries = of_sites(
+      g, table.rank() > 2, [&](const kernels::Site& q, const kernels::Site& k) { return kernels::entry(reach, q, k); });
   const Tensor padded = padded_table(*call.plan, table);
   const Tensor flat = reshape(of_heads(padded ? padded : table, 0, g), {std::ssize(g.heads), -1});
-  const Tensor all =
-      reshape(gather(flat, 1, reshape(cat(entries, 0), {-1})), {-1, std::ssize(entries), g.groups, g.q, g.k});
-  return add(s, transpose(all, 0, 1));
+  return add(s, reshape(gather(flat, 1, reshape(entries, {-1})), {-1, g.groups, g.q, g.k}));
 }
 
 void check_bias(const Call& call, const Tensor& x) {
@@ -269,20 +250,6 @@ void resolve_terms(Call& call, const Tensor& q) {
     const Tape::Pause pause;
     if (term.tensor == &ScoreTerms::relative) call.table = padded_table(*call.plan, tensor);
   }
-  if (Tensor& points = x.points) {
-    check(bool(x.relative), "relative: points ", points.shape(), " are for a table, and there is none");
-    check(points.device() == q.device(), "relative: points are on ", points.device(), ", q on ", q.device());
-    const Index axes = x.relative.rank() - 1, length = call.plan->length();
-    if (call.batch == 0) points = zeros({length, axes}, DType::i32, q.device());  // nobody has any
-    const bool each = points.numel() != length * axes;
-    const Shape rows{each ? call.batch : 1, length, axes};
-    const Tensor front = zeros(rows.with(2, 3 - axes), DType::i32, q.device());
-    call.points = contiguous(cat({front, reshape(points, rows)}, 2));
-    points = reshape(points, each ? rows : Shape{length, axes});
-    const auto lies = [](std::int32_t x) { return -(1 << 30) <= x && x < 1 << 30; };
-    check(q.device().is_cuda() || std::ranges::all_of(call.points.to_vector<std::int32_t>(), lies),
-          "relative: points must lie from -2^30 to below 2^30");
-  }
   while (x.bias && x.bias.rank() < 4) x.bias = unsqueeze(x.bias, 0);
   const PlanSpec& spec = call.plan->spec();
   if (!x.bias || !spec.queries) return;
@@ -337,10 +304,8 @@ kernels::Terms kernel_terms(const Call& call, Index first_row) {
   if (x.slopes) t.slopes = x.slopes.raw(), t.slopes_on_grid = distances_on_grid(*call.plan);
   if (x.relative) {
     const Tensor& table = call.table ? call.table : x.relative;
-    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2 && !call.points, t.reach = reach_of(x.relative);
+    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2, t.reach = reach_of(x.relative);
     t.entries = table.numel() / call.heads();
-    if (call.points && call.points.dim(0) > 1) t.points_row = call.plan->length();
-    if (call.points) t.points = reinterpret_cast<const kernels::Site*>(call.points.raw()) + first_row * t.points_row;
   }
   t.bias = pair_tensor<const void>(x.bias, call, first_row);
   return t;

@@ -78,13 +78,6 @@ TEST_F(PointsOnGpu, RowsWithoutACellAreNone) {
   EXPECT_EQ(rows(cells.token_at), (Rows{1, -1}));
 }
 
-TEST_F(PointsOnGpu, WhatNoDocumentHoldsStays) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const Tensor x = cat({rand({700, 2}, {4, 4}, DType::f64), full({3, 2}, nan, DType::f64)}, 0);
-  for (const std::vector<Index>& documents : {std::vector<Index>{700}, {1, 512, 187}})
-    expect_same(x, "hilbert", 16, documents);
-}
-
 TEST_F(PointsOnGpu, NobodyWaits) {
   const Tensor x = moved(rand({5000, 3}, {1, 2}), kGpu);
   (void)order_of_points(x);  // memory comes from the pool from here on

@@ -73,8 +73,8 @@ template <class W> struct KeyTerms {
       while (i > 0 && space.line[i - 1] != line) --i;
       if (i == 0) space.line[lines++] = line;
     }
-    if (terms->slopes) place(space.sites, terms->slopes_on_grid, nullptr);
-    if (terms->table) place(space.table_sites, terms->table_on_grid, terms->points_of(b, first));
+    if (terms->slopes) place(space.sites, terms->slopes_on_grid);
+    if (terms->table) place(space.table_sites, terms->table_on_grid);
     for (Index j = 0; j < n; ++j) space.ones[j] = 1, space.column[j] = 0;
   }
   explicit operator bool() const { return terms != nullptr; }
@@ -96,7 +96,7 @@ template <class W> struct KeyTerms {
     }
     if (terms->table) {
       const W* const table = static_cast<const W*>(terms->table) + h * terms->entries;
-      const Site q = site_of(t.grids, terms->table_on_grid, query, terms->points_of(b, first)), reach = terms->reach;
+      const Site q = site_of(t.grids, terms->table_on_grid, query), reach = terms->reach;
       for (Index j = 0; j < n; ++j) space.entry[j] = entry(reach, q, space.table_sites.at(j));
       for (Index j = 0; j < n; ++j) s[j] += table[space.entry[j]];
     }
@@ -149,9 +149,9 @@ template <class W> struct KeyTerms {
 
  private:
   static constexpr W kMasked = -std::numeric_limits<W>::infinity();
-  void place(typename TermSpace<W>::Sites& to, bool on_grid, const Site* points) const {
+  void place(typename TermSpace<W>::Sites& to, bool on_grid) const {
     for (Index j = 0; j < n; ++j) {
-      const Site s = site_of(t.grids, on_grid, key[j], points);
+      const Site s = site_of(t.grids, on_grid, key[j]);
       to.a[j] = s.a, to.b[j] = s.b, to.c[j] = s.c;
     }
   }

@@ -17,15 +17,12 @@
 
 namespace hilt::kernels {
 
-/// A token's coordinates: of a point that a call brings, of its cell on a grid (frame, row,
-/// column), or 0, 0, token. a < 0: it lies on no grid, and terms that look at one add nothing.
-/// Points lie from -2^30 to below 2^30, so that no difference overflows, and a is not below 0.
+/// A token's coordinates: of its cell on a grid (frame, row, column), or 0, 0, token. a < 0: it
+/// lies on no grid, and terms that look at one add nothing.
 struct Site {
   std::int32_t a = 0, b = 0, c = 0;
 };
-[[gnu::always_inline]] constexpr Site site_of(std::span<const Tiling::Sites> grids, bool on_grid, std::int32_t token,
-                                              const Site* points = nullptr) {
-  if (points) return {points[token].a + (1 << 30), points[token].b, points[token].c};
+[[gnu::always_inline]] constexpr Site site_of(std::span<const Tiling::Sites> grids, bool on_grid, std::int32_t token) {
   if (!on_grid) return {0, 0, token};
   std::size_t document = 0;
   for (std::size_t behind = grids.size(); behind - document > 1;) {
@@ -60,14 +57,9 @@ struct Terms {
   const void* slopes = nullptr;  // [H]
   const void* table = nullptr;   // [H, entries]
   bool slopes_on_grid = false, table_on_grid = false;
-  const Site* points = nullptr;  // of the tokens of each row, where the table looks at these
-  Index points_row = 0;          // from a row to the next
-  Site reach;                    // of the table: coordinates differ by as much at most
+  Site reach;  // of the table: coordinates differ by as much at most
   Index entries = 0;
   PairTensor<const void> bias;
-  [[gnu::always_inline]] constexpr const Site* points_of(Index b, Index first) const {
-    return points ? points + b * points_row + first : nullptr;
-  }
 };
 /// Where the sums go, added to what is there: Stat. Null: not wanted.
 struct TermGradients {

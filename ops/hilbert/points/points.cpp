@@ -1,7 +1,6 @@
 // Orders of points: a cube around each document, codes of the cells in it, a stable sort by code.
 // Below a cell a curve runs as a state says. A table has, for each state and each cell some levels
-// below, the digits of that cell's code and the state there, so a code takes a few look-ups. Four
-// points take them together.
+// below, the digits of that cell's code and the state there, so a code takes a few look-ups.
 #include "ops/hilbert/points/points.h"
 #include <algorithm>
 #include "core/dispatch.h"
@@ -24,7 +23,7 @@ struct State {
 };
 
 /// A level of Skilling's transform, which on two axes is the classic curve: the digit of the cell
-/// that the lowest bits are, x first, and the state below it.
+/// `bits`, x in the lowest, and the state below it.
 unsigned hilbert_digit(State& state, unsigned bits, unsigned axes) {
   auto& [axis, flip] = state;
   unsigned digit = 0, gray = 0;
@@ -39,8 +38,8 @@ unsigned hilbert_digit(State& state, unsigned bits, unsigned axes) {
 }
 
 /// An entry has a state above the digits of some levels. It stands where the state before is, above
-/// the interleaved bits of the cell.
-std::vector<std::uint16_t> tabulated(unsigned axes) {
+/// the bits of the cell, those of x in the lowest.
+std::vector<std::uint16_t> tabulated(bool hilbert, unsigned axes) {
   const unsigned levels = levels_at_once(axes), width = axes * levels;
   std::vector<State> states(1);
   std::vector<std::uint16_t> table;
@@ -48,19 +47,15 @@ std::vector<std::uint16_t> tabulated(unsigned axes) {
     for (unsigned cell = 0; cell < 1u << width; ++cell) {
       State state = states[s];
       unsigned code = 0;
-      for (unsigned level = levels; level-- > 0;)
-        code = code << axes | hilbert_digit(state, cell >> level * axes, axes);
+      for (unsigned level = levels; level-- > 0;) {
+        unsigned bits = 0;
+        for (unsigned a = 0; a < axes; ++a) bits |= (cell >> (a * levels + level) & 1) << a;
+        code = code << axes | (hilbert ? hilbert_digit(state, bits, axes) : bits);
+      }
       const auto next = std::ranges::find(states, state) - states.begin();
       if (next == std::ssize(states)) states.push_back(state);
       table.push_back(static_cast<std::uint16_t>(next << width | code));
     }
-  return table;
-}
-
-std::array<std::uint32_t, 256> spread_bytes(unsigned axes) {
-  std::array<std::uint32_t, 256> table{};
-  for (unsigned byte = 0; byte < 256; ++byte)
-    for (unsigned bit = 0; bit < 8; ++bit) table[byte] |= (byte >> bit & 1) << axes * bit;
   return table;
 }
 
@@ -121,13 +116,7 @@ void order_document(Cells cells, const T* x, Index first, Index n, Entry* entrie
                     Index* rho) {
   if constexpr (is_floating(dtype_of<T>)) surround<axes>(cells, x, n);
   parallel_for(n, kPiece, [&](Index begin, Index end) {
-    const auto take = [&]<unsigned points>(std::integral_constant<unsigned, points>) {
-      for (; begin + points <= end; begin += points) {
-        const auto codes = codes_of<axes, points>(cells, x + begin * axes);
-        for (unsigned i = 0; i < points; ++i) entries[begin + i] = {codes[i], first + begin + i};
-      }
-    };
-    take(std::integral_constant<unsigned, 4>()), take(std::integral_constant<unsigned, 1>());
+    for (Index i = begin; i < end; ++i) entries[i] = {code_of<axes>(cells, x + i * axes), first + i};
   });
   sort(entries, spare, n, static_cast<int>((axes * cells.bits - 1) / 8 * 8), true);
   parallel_for(n, kPiece, [&](Index begin, Index end) {
@@ -148,26 +137,24 @@ PointOrder order_of_points(const Tensor& xyz, std::string_view kind, int bits, c
     check(length > 0 || documents.empty(), kOp, ": a document of ", length, " points; expected at least 1");
     bounds.push_back(checked_add(bounds.back(), length, kOp));
   }
-  check(bounds.back() <= n, kOp, ": the documents hold ", bounds.back(), " points, xyz ", n);
-  static const std::array tables{tabulated(2), tabulated(3)};
-  static const std::array spread{spread_bytes(2), spread_bytes(3)};
-  const std::vector<std::uint16_t>& table = tables[axes == 3];
-  Cells cells{static_cast<unsigned>(bits), {0, 1, 2}, spread[axes == 3].data(), named % 2 ? nullptr : table.data()};
+  check(bounds.back() == n, kOp, ": the documents hold ", bounds.back(), " points, xyz ", n);
+  static const std::array tables{tabulated(true, 2), tabulated(false, 2), tabulated(true, 3), tabulated(false, 3)};
+  const std::vector<std::uint16_t>& table = tables[(axes == 3) * 2 + named % 2];
+  Cells cells{.bits = static_cast<unsigned>(bits), .table = table.data()};
   if (named >= 2) std::reverse(cells.axis.begin(), cells.axis.begin() + axes);
   const Tensor points = dense(xyz);
   if constexpr (kHasCuda)
     if (points.device().is_cuda())
       return kernels::order_of_points(cuda_of(points.device()),
                                       converted(points, is_floating(points.dtype()) ? DType::f64 : DType::i64), cells,
-                                      cells.table ? table.size() : 0, bounds);
+                                      table, bounds);
   PointOrder order{empty({n}, DType::i64), empty({n}, DType::i64)};
   auto *const pi = order.token_at.mutable_data<Index>(), *const rho = order.position_of.mutable_data<Index>();
   Tensor memory = empty({4 * n}, DType::i64);
   auto* const entries = reinterpret_cast<Entry*>(memory.mutable_raw());
   with_type(xyz.dtype(), [&]<class T>() {
     const T* const x = points.data<T>();
-    check_points(cells, x, bounds.back(), axes);
-    for (Index i = bounds.back(); i < n; ++i) pi[i] = rho[i] = i;
+    check_points(cells, x, n, axes);
     parallel_for(n > 0 ? std::ssize(bounds) - 1 : 0, 1, [&](Index d, Index) {  // one alone has all threads
       const Index first = bounds[static_cast<std::size_t>(d)], rows = bounds[static_cast<std::size_t>(d) + 1] - first;
       (axes == 2 ? order_document<2, T> : order_document<3, T>)(cells, x + first * axes, first, rows, entries + first,

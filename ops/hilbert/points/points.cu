@@ -16,9 +16,9 @@ constexpr Index kRun = 4096;                  // rows of a block that looks for 
 constexpr std::uint32_t kRefused = 1u << 31;  // of a row that has no cell
 
 struct Points {
-  Index n, documents, end;  // of all rows; where the documents end, behind which there is one more of the rest
-  const Index* bounds;      // [documents + 1]
-  Word* cubes;              // [documents, 2, 3]: the lowest on each axis, and the complements of the highest
+  Index n, documents;
+  const Index* bounds;  // [documents + 1]
+  Word* cubes;          // [documents, 2, 3]: the lowest on each axis, and the complements of the highest
 };
 
 /// Ordered as the numbers are.
@@ -74,9 +74,8 @@ __global__ void code_kernel(Points p, Cells cells, const T* x, Word* keys, std::
       cells.side = fmax(cells.side, number(~p.cubes[6 * d + 3 + a]) - cells.low[a]);
     }
     if (cells.side == 0) cells.side = 1;
-    const bool stays = i >= p.end, is_there = stays || has_cells<axes>(cells, x + i * axes);
-    const Word code = stays ? 0 : is_there ? codes_of<axes, 1>(cells, x + i * axes)[0] : Word{1} << width;
-    keys[i] = static_cast<Word>(d) << (width + 1) | code;
+    const bool is_there = has_cells<axes>(cells, x + i * axes);
+    keys[i] = static_cast<Word>(d) << (width + 1) | (is_there ? code_of<axes>(cells, x + i * axes) : Word{1} << width);
     rows[i] = static_cast<std::uint32_t>(i) | (is_there ? 0 : kRefused);
   }
 }
@@ -91,12 +90,11 @@ __global__ void inverse_kernel(Index n, const std::uint32_t* rows, Index* pi, In
 
 }  // namespace
 
-PointOrder order_of_points(Cuda where, const Tensor& xyz, Cells cells, std::size_t table, std::vector<Index> bounds) {
+PointOrder order_of_points(Cuda where, const Tensor& xyz, Cells cells, const std::vector<std::uint16_t>& table,
+                           const std::vector<Index>& bounds) {
   const char* const name = "order_of_points";
   const Device device = xyz.device();
-  const Index n = xyz.dim(0), axes = xyz.dim(1), end = bounds.back();
-  if (end < n) bounds.push_back(n);
-  const Index documents = std::ssize(bounds) - 1;
+  const Index n = xyz.dim(0), axes = xyz.dim(1), documents = std::ssize(bounds) - 1;
   const int width = static_cast<int>(axes * cells.bits) + 1 + std::bit_width(static_cast<std::uint64_t>(documents - 1));
   check(n < kRefused, name, ": ", n, " points; on a GPU at most 2147483647");
   check(width <= 64, name, ": ", documents, " documents of ", cells.bits, " bits on ", axes,
@@ -108,14 +106,12 @@ PointOrder order_of_points(Cuda where, const Tensor& xyz, Cells cells, std::size
                  device);
   };
   const Tensor begins = on_device(bounds.data(), bounds.size() * sizeof bounds[0]),
-               spread = on_device(cells.spread, 256 * sizeof cells.spread[0]),
-               digits = on_device(cells.table, table * sizeof cells.table[0]);
+               digits = on_device(table.data(), table.size() * sizeof table[0]);
   Tensor cubes = full({documents, 6}, -1, DType::i64, device), keys = empty({2, n}, DType::i64, device),
          rows = empty({2, n}, DType::i32, device);
   const auto word = [](Tensor& t) { return reinterpret_cast<Word*>(t.mutable_data<std::int64_t>()); };
-  const Points p{n, documents, end, reinterpret_cast<const Index*>(begins.raw()), word(cubes)};
-  cells.spread = reinterpret_cast<const std::uint32_t*>(spread.raw());
-  if (cells.table) cells.table = reinterpret_cast<const std::uint16_t*>(digits.raw());
+  const Points p{n, documents, reinterpret_cast<const Index*>(begins.raw()), word(cubes)};
+  cells.table = reinterpret_cast<const std::uint16_t*>(digits.raw());
   Word* const key = word(keys);
   auto* const row = reinterpret_cast<std::uint32_t*>(rows.mutable_data<std::int32_t>());
   const auto run = [&](auto cube, auto of_floats, auto of_cells) {

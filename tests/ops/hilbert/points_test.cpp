@@ -300,20 +300,6 @@ TEST(OrderOfPoints, DocumentsApart) {
   }
 }
 
-TEST(OrderOfPoints, WhatNoDocumentHoldsStaysAndIsNotRead) {
-  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
-  const Tensor points = rand({37, 3}, {5, 6}, DType::f64), rest = from_values({nan, 0.0, inf, -inf, 2.0, 1.0}, {2, 3});
-  Rows expected = token_at(order_of_points(points, "hilbert", 16, {20, 17}));
-  expected.insert(expected.end(), {37, 38});
-  const PointOrder order = order_of_points(cat({points, rest}, 0), "hilbert", 16, {20, 17});
-  EXPECT_EQ(token_at(order), expected);
-  expect_inverse(order);
-  EXPECT_EQ(error_of([&] {
-              (void)order_of_points(cat({points, rest}, 0), "hilbert", 16, {20, 18});
-            }),
-            "usage: order_of_points: row 37 has nan on axis 0; expected a finite number below 2^1022");
-}
-
 // What 0 / 0 is as a cell, the language does not say.
 TEST(OrderOfPoints, APointAloneDividesByNothing) {
   const Threads one(1);
@@ -357,6 +343,7 @@ TEST(OrderOfPoints, ErrorsNameWhatIsWrong) {
   EXPECT_EQ(error(eight, "morton", 0), "usage: order_of_points: 0 bits; expected 1..20 on 3 axes");
   EXPECT_EQ(error(eight, "morton", 21), "usage: order_of_points: 21 bits; expected 1..20 on 3 axes");
   EXPECT_EQ(error(zeros({8, 2}), "morton", 32), "usage: order_of_points: 32 bits; expected 1..31 on 2 axes");
+  EXPECT_EQ(error(eight, "morton", 16, {4, 3}), "usage: order_of_points: the documents hold 7 points, xyz 8");
   EXPECT_EQ(error(eight, "morton", 16, {4, 5}), "usage: order_of_points: the documents hold 9 points, xyz 8");
   EXPECT_EQ(error(eight, "morton", 16, {8, 0}), "usage: order_of_points: a document of 0 points; expected at least 1");
   EXPECT_EQ(error(eight, "morton", 16, {9, -1}),
