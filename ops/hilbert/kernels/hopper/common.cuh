@@ -25,7 +25,7 @@ using Half = std::uint16_t;                          // a number of 16 bits, wha
 
 /// What a kernel does to scores and weights: nothing more, dropout, or score terms and maybe
 /// dropout.
-enum class Extra { none, drops, distances, terms };
+enum class Extra { none, drops, terms };
 
 /// Rows of one tensor, of results their strides alone; in elements.
 struct Operand {

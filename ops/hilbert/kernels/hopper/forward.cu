@@ -38,17 +38,14 @@ struct ForwardProblem : Work {
   const float* before;
   Operand before_rows;
   bool wide, fresh;
-  Divisor heads_each;   // query heads that share a key head
-  const float* slopes;  // with kDistances, of each head
-  int apart;            // by so much the first query's token is larger than the first key's
+  Divisor heads_each;  // query heads that share a key head
   ScoreTerms terms;
 };
 
 template <int D_, int kKeys, Extra kExtra, int kHalves_ = 2> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell, kHalves = kHalves_;
   static constexpr int kProducerRegisters = kHalves == 3 ? 32 : 72;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kTerms || kExtra == Extra::drops,
-                        kDistances = kExtra == Extra::distances;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kHalves * kCell>;
   using Keys = Tile<D, kKeys>;
   using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes, kHalves>;
@@ -153,9 +150,8 @@ struct OnlineSoftmax {
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   float factor[2], shift[2];  // factor: what sums before this tile are multiplied with
 
-  /// Row maxima of a tile of scores, which a lane has without `base` of their rows, against those so far.
-  template <int N>
-  __device__ __forceinline__ void raise_maxima(const float (&s)[N], const float (&base)[2], float scale) {
+  /// Row maxima of a tile of scores against those so far.
+  template <int N> __device__ __forceinline__ void raise_maxima(const float (&s)[N], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float a[4];
@@ -163,14 +159,14 @@ struct OnlineSoftmax {
       for (int c = 0; c < 4; ++c) a[c] = fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]);
 #pragma unroll
       for (int c = 4; c < N / 4; ++c) a[c % 4] = fmaxf(a[c % 4], fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]));
-      float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3])) + base[h];
+      float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
       const bool rises = (m - top[h]) * scale > 0;
       const float next = rises ? m : top[h];
       factor[h] = rises ? exp2_fast((top[h] - m) * scale) : 1.0f;
       top[h] = next;
-      shift[h] = next == -INFINITY ? 0.0f : (next - base[h]) * scale;
+      shift[h] = next == -INFINITY ? 0.0f : next * scale;
     }
   }
   template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale) {
@@ -210,11 +206,9 @@ template <class E, class M> struct Attend {
   int full = 0;        // how many stages from it on are full, as far as that is known
   int2 ahead[kParts];  // cells of the stage behind it, if it was looked at
   std::uint32_t word[kParts];
-  // With kPlaces: where rows begin; with kDrops, the words of what survives.
-  static constexpr bool kPlaces = M::kDrops || M::kDistances;
+  // With kDrops: where rows begin, and the words of what survives.
   int row[kParts], own = 0;
   std::uint32_t head = 0, survive[kParts];
-  float slope = 0;  // with kDistances, what scores lose by a token, before they are scaled
   // With kTerms: an item's batch and head, and the lane's queries.
   int its_batch = 0, its_head = 0, its_row = 0;
   RowSite query[2];
@@ -236,7 +230,7 @@ template <class E, class M> struct Attend {
   /// The next of a run of full stages: of one visit.
   __device__ __forceinline__ void go_on() {
     take();
-    if constexpr (kPlaces)
+    if constexpr (kDrops)
 #pragma unroll
       for (int& its : row) its += M::Keys::kRows;
   }
@@ -252,7 +246,7 @@ template <class E, class M> struct Attend {
       ahead[i] = load_shared<int2>(its + kParts * 16 + 8);
       cell[i] = step.cell(at.half), word[i] = word_of(p, step, at);
       any = any || cell[i] != Visits::kEmpty, all = all && step.is_full(M::kHalves);
-      if constexpr (kPlaces) row[i] = load_shared<int>(its);
+      if constexpr (kDrops) row[i] = load_shared<int>(its);
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
     full = all ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
@@ -274,27 +268,6 @@ template <class E, class M> struct Attend {
       LaneTerms<E, true, M::Keys::kRows>{p.terms,      its_batch,       its_head, query, from.sites(k),
                                          from.table(), p.lists.q_token, its_row,  row}
           .add(s, p.scale, nullptr);
-  }
-  /// Most full stages lie on one side of a lane's queries: what all its scores of a row lose alike
-  /// is left to `base`.
-  template <bool kMasked> __device__ __forceinline__ void add_distances(float (&s)[kScores], float (&base)[2]) const {
-    if constexpr (M::kDistances) {
-      // From a score's column to its row, of the first one of a part.
-      const auto apart = [&](int part) { return p.apart + own + at.row % kCell - row[part] - 2 * at.quad(); };
-      const int first = p.apart + own - row[0];
-      const bool less = first >= M::Keys::kRows;
-      if (!kMasked && (less || first <= -kCell)) {
-        const float step = less ? slope : -slope;
-        base[0] = -step * static_cast<float>(apart(0)), base[1] = fmaf(-8, step, base[0]);
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) s[i] = fmaf(step, static_cast<float>(i / 32 * kCell + column_of(i)), s[i]);
-        return;
-      }
-#pragma unroll
-      for (int i = 0; i < kScores; ++i)
-        s[i] = fmaf(-slope, fabsf(static_cast<float>(apart(i / 32) + i / 2 % 2 * 8) - static_cast<float>(column_of(i))),
-                    s[i]);
-    }
   }
   /// The weights as an operand.
   __device__ __forceinline__ void pack_weights(std::uint32_t (&a)[2 * kScores / 16][4], float (&s)[kScores]) const {
@@ -338,10 +311,8 @@ template <class E, class M> struct Attend {
     fence_operand(s);
     add_terms(s);
     k.release();
-    float base[2] = {0, 0};
-    add_distances<kMasked>(s, base);
     if (kBehind ? kMasked : pairs == Pairs::some) mask_scores(s);
-    softmax.raise_maxima(s, base, p.scale_log2);
+    softmax.raise_maxima(s, p.scale_log2);
     softmax.exponentiate(s, p.scale_log2);
     if constexpr (kBehind) {
       wgmma_wait<0>();
@@ -362,9 +333,7 @@ template <class E, class M> struct Attend {
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
   __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
-    if constexpr (kPlaces) own = x.row + at.half * kCell;
-    if constexpr (M::kDistances) slope = __ldg(p.slopes + x.head) / p.scale;
-    if constexpr (kDrops) head = p.stream(x.batch, x.head);
+    if constexpr (kDrops) own = x.row + at.half * kCell, head = p.stream(x.batch, x.head);
     if constexpr (M::kTerms) {
       its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
@@ -484,9 +453,7 @@ __global__ void __launch_bounds__((1 + M::kHalves) * kWarpgroup, 1)
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
   const Source q = source_of(f.q, f, false), k = source_of(f.k, f, true), v = source_of(f.v, f, true);
   const VisitsView& visits = visits_on_device(*f.tiling, where);
-  // Scores are in f32 before they are scaled: slopes over it must be too.
-  const bool distances = f.terms && are_distances(f) && f.sizes.dropout == 0 && f.sizes.scale > 1e-6;
-  const bool threes = D == 64 && (!f.terms || distances) && f.sizes.dropout == 0 && f.fresh && f.o.type != DType::f32 &&
+  const bool threes = D == 64 && !f.terms && f.sizes.dropout == 0 && f.fresh && f.o.type != DType::f32 &&
                       visits.queries.wide && !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
   const auto with = [&](const Work& work) {
     ForwardProblem p{work};
@@ -505,8 +472,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     }
     p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
-      constexpr bool kMerges = M::kHalves == 2 && !M::kDistances;
-      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, kMerges> : forward_kernel<E, M, false>;
+      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, M::kHalves == 2> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0, kItems,
             (1 + M::kHalves) * kWarpgroup);
     };
@@ -518,17 +484,8 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
         if (p.side.wide && !looks) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
-    if (distances) {
-      p.slopes = static_cast<const float*>(f.terms->slopes);
-      p.apart = f.tiling->q_names()[0] - f.tiling->k_names()[0];
-    }
     if constexpr (D == 64)
-      if (threes)
-        return distances ? run.template operator()<Layout<D, 2 * kCell, Extra::distances, 3>>()
-                         : run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
-    if constexpr (D == 128)
-      if (distances && p.side.wide && p.fresh && !p.wide)
-        return run.template operator()<Layout<D, 2 * kCell, Extra::distances>>();
+      if (threes) return run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
     with_extra<D>(f, with_steps);
     if (p.part_rows != 0) add_parts(where, parts);
   };
