@@ -32,8 +32,8 @@ struct AttentionOptions {  // what a call may change
   /// The order, where the plan is of `order=given`: i32 or i64 [L] or [B, L], the token at each
   /// position, a bijection inside each document, on the device of q. A CPU looks at once; a GPU
   /// at the next value that is asked for, and what a wrong order gives has no meaning. Bits are
-  /// those of a plan with that order, but of causality by token, and on a GPU of dropout and of a
-  /// sink's gradient. Fewer queries make a plan of each order; taped and hybrid may, too.
+  /// those of a plan with that order, but of causality by token, and on a GPU of what looks at
+  /// tokens and of a sink's gradient. Fewer queries make a plan an order; taped and hybrid may.
   Tensor permutation = {};
 };
 
