@@ -144,9 +144,7 @@ struct Work {
   }
   /// The row of [batch, heads, ..].
   __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }
-  __device__ std::uint32_t stream(int batch, int h) const {
-    return first_stream + static_cast<unsigned>(row(batch, h));
-  }
+  __device__ std::uint32_t stream_of(int b, int h) const { return first_stream + static_cast<unsigned>(row(b, h)); }
   /// The row of the parts' sums where row `i` of an owner goes.
   __device__ int sum_row(const Item& x, int i) const { return x.number * part_rows + x.row + i; }
   /// Says of an owner's half whether it is finite, for all of a warpgroup's threads, or of both;

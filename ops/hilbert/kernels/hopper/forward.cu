@@ -333,7 +333,7 @@ template <class E, class M> struct Attend {
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
   __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
-    if constexpr (kDrops) own = x.row + at.half * kCell, head = p.stream(x.batch, x.head);
+    if constexpr (kDrops) own = x.row + at.half * kCell, head = p.stream_of(x.batch, x.head);
     if constexpr (M::kTerms) {
       its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
@@ -478,10 +478,11 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     };
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms)
-        p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;          // scores have their scale
-      const bool looks = f.terms && (f.terms->table || f.terms->slopes_on_grid);  // at each column: 64 at a time
+        p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
+      // There are registers for what is looked up of 64 keys.
+      const bool looks_up = f.terms && (f.terms->table || f.terms->slopes_on_grid);
       if constexpr (D <= (kExtra == Extra::terms ? 64 : 128))
-        if (p.side.wide && !looks) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
+        if (p.side.wide && !looks_up) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
     if constexpr (D == 64)

@@ -296,11 +296,11 @@ template <class E, class M, int N> struct Accumulate {
         multiply_rows<E, OwnedTile, StreamedTile>(t, own + OwnedTile::kBytes, b);
         wgmma_commit();
       };
-      constexpr bool kLate = kValues || (kTerms && D > 64);  // terms want its registers
+      constexpr bool kLate = kValues || (kTerms && D > 64);  // not for dV; and terms want its registers
       if constexpr (!kLate) multiply_second();
       std::uint32_t survive = ~0u;
       if constexpr (kDrops)
-        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, p.Work::stream(x.batch, head), own_row, row, at);
+        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, p.stream_of(x.batch, head), own_row, row, at);
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
       std::uint32_t slope[16];
