@@ -42,6 +42,7 @@ def read_mutants():
                 entry[key] = value[1:] if value.startswith(" ") else value
         if entry:
             missing = {"name", "file", "from", "to", "test"} - entry.keys()
+            missing |= {"objects"} - entry.keys() if entry.get("needs") == "gpu" else set()
             if missing:
                 sys.exit(f"mutants.txt: {entry.get('name', block)}: lacks {', '.join(sorted(missing))}")
             mutants.append(entry)
