@@ -297,8 +297,8 @@ inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks&
 }
 /// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
 /// is.
-template <int D, class F> void with_extra(const AttentionPass& a, const F& run) {
-  if (a.terms || (D > 128 && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
+template <int D, class F> void with_extra(const AttentionPass& a, bool eights, const F& run) {
+  if (a.terms || ((D > 128 || !eights) && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
   if constexpr (D <= 128)
     if (a.sizes.dropout != 0) return run.template operator()<Extra::drops>();
   run.template operator()<Extra::none>();
@@ -662,16 +662,16 @@ __device__ __forceinline__ std::uint32_t swap_bits(std::uint32_t x, int apart, s
 /// Which weights of a lane's 32 of a cell survive, laid out as a mask's word. Keys come in runs of
 /// eight, whose bits one call of the generator makes: lanes that have parts of the same runs make
 /// four calls each and hand out what they found. `own`, `row`: where the rows of the owner's half
-/// and those of the step begin; kQueries: rows are queries and columns keys.
-template <bool kQueries>
-__device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t head, int own, int row,
-                                                   const Lane& at) {
-  const RandomKey key = now(w.key);
+/// and those of the step begin; kQueries: rows are queries and columns keys. Without kAny there is no
+/// branch, and this runs beside exponentials.
+template <bool kQueries, bool kAny>
+__device__ __forceinline__ std::uint32_t survivors(const Work& w, const RandomKey& key, std::uint32_t head, int own,
+                                                   int row, const Lane& at) {
   const auto name = [&](std::span<const std::int32_t> list, int i) {
     return static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
   };
   const int r = at.lane / 4, first = own + 16 * at.warp;
-  if (!w.eights) {
+  if (kAny && !w.eights) {
     std::uint32_t x = 0;
 #pragma unroll 1
     for (int i = 0; i < 32; ++i) {

@@ -209,6 +209,7 @@ template <class E, class M> struct Attend {
   // With kDrops: where rows begin, and the words of what survives.
   int row[kParts], own = 0;
   std::uint32_t head = 0, survive[kParts];
+  RandomKey key = now(p.key);
   // With kTerms: an item's batch and head, and the lane's queries.
   int its_batch = 0, its_head = 0, its_row = 0;
   RowSite query[2];
@@ -257,12 +258,6 @@ template <class E, class M> struct Attend {
       if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
   }
   __device__ __forceinline__ bool drops() const { return kDrops && (!M::kTerms || p.drops != 0); }
-  /// While products are under way.
-  __device__ __forceinline__ void find_survivors() {
-    if (drops())
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) survive[i] = survivors<true>(p, head, own, row[i], at);
-  }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
     if constexpr (M::kTerms)
       LaneTerms<E, true, M::Keys::kRows>{p.terms,      its_batch,       its_head, query, from.sites(k),
@@ -306,13 +301,15 @@ template <class E, class M> struct Attend {
     multiply_qk(s);
     if constexpr (kBehind) multiply_pv(o, a, v, first);
     pass_turn();
-    find_survivors();
     wgmma_wait<kBehind>();
     fence_operand(s);
     add_terms(s);
     k.release();
     if (kBehind ? kMasked : pairs == Pairs::some) mask_scores(s);
     softmax.raise_maxima(s, p.scale_log2);
+    if (drops())
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) survive[i] = survivors<true, M::kTerms>(p, key, head, own, row[i], at);
     softmax.exponentiate(s, p.scale_log2);
     if constexpr (kBehind) {
       wgmma_wait<0>();
@@ -453,8 +450,8 @@ __global__ void __launch_bounds__((1 + M::kHalves) * kWarpgroup, 1)
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
   const Source q = source_of(f.q, f, false), k = source_of(f.k, f, true), v = source_of(f.v, f, true);
   const VisitsView& visits = visits_on_device(*f.tiling, where);
-  const bool threes = D == 64 && !f.terms && f.sizes.dropout == 0 && f.fresh && f.o.type != DType::f32 &&
-                      visits.queries.wide && !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
+  const bool threes = D == 64 && !f.terms && f.sizes.dropout == 0 && f.o.type != DType::f32 && visits.queries.wide &&
+                      !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
   const auto with = [&](const Work& work) {
     ForwardProblem p{work};
     p.q = q, p.k = k, p.v = v;
@@ -472,7 +469,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     }
     p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
-      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, M::kHalves == 2> : forward_kernel<E, M, false>;
+      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0, kItems,
             (1 + M::kHalves) * kWarpgroup);
     };
@@ -487,7 +484,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     };
     if constexpr (D == 64)
       if (threes) return run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
-    with_extra<D>(f, with_steps);
+    with_extra<D>(f, visits.eights && !f.along, with_steps);
     if (p.part_rows != 0) add_parts(where, parts);
   };
   for_portions<false>(where, f, marks, !threes, with, 1, threes);

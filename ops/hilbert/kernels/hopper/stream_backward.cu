@@ -214,6 +214,7 @@ template <class E, class M, int N> struct Accumulate {
   const int (&step_row)[1];
   const RowSite (&owned)[2];  // with kTerms: rows, and where their gradients go
   TermCollector<D>& collected;
+  const RandomKey key = now(p.key);
 
   __device__ __forceinline__ auto of(std::uint32_t streamed, const ByRow& owned) const {
     if constexpr (M::kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
@@ -298,11 +299,12 @@ template <class E, class M, int N> struct Accumulate {
       };
       constexpr bool kLate = kValues || (kTerms && D > 64);  // not for dV; and terms want its registers
       if constexpr (!kLate) multiply_second();
-      std::uint32_t survive = ~0u;
-      if constexpr (kDrops)
-        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, p.stream_of(x.batch, head), own_row, row, at);
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
+      std::uint32_t survive = ~0u;
+      if constexpr (kDrops)
+        if (!kTerms || p.drops != 0)
+          survive = survivors<!M::kKeys, kTerms>(p, key, p.stream_of(x.batch, head), own_row, row, at);
       std::uint32_t slope[16];
       if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
@@ -521,7 +523,7 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
       if (p.part_rows != 0) add_parts(where, parts);
     });
   };
-  with_extra<D>(b, [&]<Extra kExtra>() {
+  with_extra<D>(b, visits(*b.tiling).eights && !b.along, [&]<Extra kExtra>() {
     run.template operator()<Layout<D, true, kExtra>>(b, 0, b.dk, b.dv.data, b.dk_before, b.dv_before.data);
     each_alone(b, sums, [&](const AttentionPass& part, Index first_row) {
       run.template operator()<Layout<D, false, kExtra>>(part, static_cast<int>(first_row), b.dq, nullptr, b.dq_before,
