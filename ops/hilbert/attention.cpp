@@ -91,7 +91,7 @@ AttentionResult run_mode(const Call& call, Inputs in, bool with_lse) {
 }
 
 AttentionResult run(Call call, Inputs in, bool with_lse) {
-  const TakesOrder takes = takes_order(call);
+  const TakesOrder takes = order_taken(*call.plan, call.options, in[0].device());
   if (takes == TakesOrder::followed) return run_mode(following(std::move(call)), in, with_lse);
   if (takes == TakesOrder::no && !call.plan->looks_at_data()) return run_mode(call, in, with_lse);
   if (takes == TakesOrder::gathered) {
@@ -220,7 +220,7 @@ std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, cons
   how.dropout = 0, how.backward = Backward::fused;
   const Call all = call_of(plan, how, {q, k, k}, "attention_weights");
   std::vector<RowWeights> out;
-  if (plan->looks_at_data() || takes_order(all) != TakesOrder::no) {
+  if (plan->looks_at_data() || order_taken(*all.plan, all.options, q.device()) != TakesOrder::no) {
     each_sequence(all, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {
       for (RowWeights& w : attention_weights(sequence_of(q, b), sequence_of(k, b), own, rows, its))
         w.batch = b, out.push_back(std::move(w));

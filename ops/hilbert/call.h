@@ -71,7 +71,8 @@ struct TilingPass {
 /// How a call brings it: not at all; kernels follow it from row to row; rows gathered along the
 /// order, and results brought home; or a plan made with it, where neither is possible.
 enum class TakesOrder : unsigned char { no, followed, gathered, in_plan };
-TakesOrder takes_order(const Call& call);
+TakesOrder order_taken(const Plan& plan, const AttentionOptions& options, Device where);
+const Plan& followed_plan(const Plan& plan);  // without causality by token, which the call's order tells
 /// The call with its order, checked, for kernels that follow it.
 Call following(Call call);
 

@@ -27,19 +27,19 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
 }
 
 static double real(Index n) { return static_cast<double>(n); }
-/// Bytes of the sums of Hopper's kernels: of dQ in one pass, and of the parts of owners.
-static std::pair<double, double> sums_on_gpu(const Plan& plan, Index batch, Index kv_heads, Index dim) {
+/// Bytes of Hopper's kernels: sums of dQ in one pass; masks that a pass makes, and parts of owners.
+static std::array<Index, 2> sums_on_gpu(const Plan& plan, Index batch, Index kv_heads, Index dim, bool ranked = false) {
   Index one_pass = 0, of_parts = 0;
   for (const auto& [index, users_of] : users(plan, -1))
     for (const PlanPart& part : row_parts(plan)) {
-      const Tiling& t = part.tilings[at(index)];
-      const Index places = part.places.count(batch);
-      const auto [bytes, q, k] = kernels::hopper_sums(t, dim);
-      one_pass += places * std::ssize(users_of) * bytes;
-      of_parts = std::max({of_parts, q > 1 ? 4 * places * plan.heads() * q * std::ssize(t.q_token) * (dim + 1) : 0,
-                           k > 1 ? 8 * places * kv_heads * k * std::ssize(t.k_token) * dim : 0});
+      const Tiling &own = part.tilings[at(index)], &t = ranked ? kernels::with_ranks_of_call(own) : own;
+      const Index n = part.places.count(batch);
+      const auto [bytes, q, k, masks] = kernels::hopper_sums(t, dim);
+      one_pass += n * std::ssize(users_of) * bytes;
+      of_parts = std::max({of_parts, masks + 4 * n * plan.heads() * (q > 1) * q * std::ssize(t.q_token) * (dim + 1),
+                           masks + 8 * n * kv_heads * (k > 1) * k * std::ssize(t.k_token) * dim});
     }
-  return {real(one_pass), real(of_parts)};
+  return {one_pass, of_parts};
 }
 
 /// The same where the plan has its order.
@@ -69,9 +69,9 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
         kept + row * stat + (q + kv) * stat + sums + std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0);
     if (!where.is_cuda() || !narrow) return bytes(kept, peak);
     const auto [one_pass, of_parts] = sums_on_gpu(plan, batch, kv_heads, dim);
-    peak += of_parts;
+    peak += real(of_parts);
     if (dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
-      peak = std::max(peak, kept + row * stat + (q + kv) * element + one_pass);
+      peak = std::max(peak, kept + row * stat + (q + kv) * element + real(one_pass));
     return bytes(kept, peak);
   }
   double scores = 0, largest = 0, gathered = 0, gathered_most = 0, masks = 0, indices = 0;
@@ -109,8 +109,13 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
 
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
                                  const ScoreTerms& terms, Device where) {
-  AttentionMemory m = memory_along(plan, batch, kv_heads, dim, dtype, mode, terms, where);
-  if (!plan.takes_order() || where.is_cpu()) return m;
+  const auto takes = where.is_cpu() ? TakesOrder::no : order_taken(plan, {.backward = mode, .terms = terms}, where);
+  const Plan& own = takes == TakesOrder::followed ? followed_plan(plan) : plan;
+  AttentionMemory m = memory_along(own, batch, kv_heads, dim, dtype, mode, terms, where);
+  if (&own != &plan && size_of(dtype) == 2) m.peak += at(sums_on_gpu(own, batch, kv_heads, dim, true)[1]);
+  const std::size_t order = 4 * at(batch * plan.length());  // which is kept; a pass has lists along it
+  if (takes == TakesOrder::followed) return {m.saved + order, m.peak + order + 40 * at(plan.length())};
+  if (takes != TakesOrder::gathered) return m;
   // q, k and v along the order, which are kept; o and its gradient in both orders.
   const std::size_t row = at(batch * dim) * size_of(dtype), q = row * at(plan.length() * plan.heads()),
                     kept = q + 2 * row * at(plan.length() * kv_heads) + 16 * at(plan.length());

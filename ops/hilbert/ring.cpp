@@ -212,9 +212,9 @@ Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& com
   copy(filled, rows);
   std::vector<Tensor> all;
   const Tensor gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
-  for (int r = 0; r < comm.size(); ++r) all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
-  std::vector<std::int32_t> from(at(shard.plan().length()));  // by token
+  std::vector<std::int32_t> from(at(shard.plan().length()));       // by token
   for (int r = 0; r < comm.size(); ++r) {
+    all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
     const std::vector<std::int32_t> tokens = shard.tokens_of(r);
     for (std::size_t i = 0; i < tokens.size(); ++i) from[at(tokens[i])] = narrow(r * longest + static_cast<Index>(i));
   }

@@ -843,16 +843,24 @@ TEST_F(OnGpuAttention, PartsAreServed) {
 // At the peak of both directions a call holds no more than attention_memory() says, and not far
 // less: of routes that write 16 bits at once it counts sums of 32.
 TEST_F(OnGpuAttention, HoldsWhatIsStated) {
-  for (const Case& c : {Case{"dense", "row", 1, 16384, 8, 2, 64, false, DilationMode::all_queries, Causality::none,
-                             DType::bf16, 0, "", 128},
-                        Case{"dense", "row", 1, 1024, 8, 2, 128}, Case{"segment:512", "row", 2, 8192, 8, 8, 64},
-                        Case{"dense", "row", 2, 4096, 8, 8, 128, false, DilationMode::all_queries, Causality::token}}) {
+  for (const Case& c :
+       {Case{"dense", "row", 1, 16384, 8, 2, 64, false, DilationMode::all_queries, Causality::none, DType::bf16, 0, "",
+             128},
+        Case{"dense", "row", 1, 1024, 8, 2, 128}, Case{"segment:512", "row", 2, 8192, 8, 8, 64},
+        Case{"dense", "row", 2, 4096, 8, 8, 128, false, DilationMode::all_queries, Causality::token},
+        Case{"segment:1024", "given", 2, 8192, 4, 4, 64},
+        Case{"dense", "given", 1, 32768, 1, 1, 64, false, DilationMode::all_queries, Causality::token},
+        Case{"segment:1024", "given", 2, 8192, 4, 4, 64, false, DilationMode::all_queries, Causality::token}}) {
     const PlanPtr plan = plan_of(c);
     const Inputs in = inputs_of(c);
+    AttentionOptions options;
+    std::vector<std::int32_t> pi = query_run(0, c.length);
+    std::ranges::reverse(pi);
+    if (plan->takes_order()) options.permutation = moved(from_values(pi, {c.length}), kGpu);
     const auto run = [&] {
       Tape tape;
       for (const Tensor* t : {&in.q, &in.k, &in.v}) tape.watch(*t);
-      const Gradients g = tape.backward(attention(in.q, in.k, in.v, plan), in.d_o);
+      const Gradients g = tape.backward(attention(in.q, in.k, in.v, plan, options), in.d_o);
       return g.size();
     };
     run();  // what stays with the plan is there

@@ -142,8 +142,8 @@ Decision route(Cpu, const ForwardPass&);
 Decision route(Cpu, const BackwardPass&, bool whole);
 Decision route(Cuda, const ForwardPass&);
 Decision route(Cuda, const BackwardPass&, bool whole);
-/// Bytes that a head may take where one pass of a GPU adds up dQ; parts of owners: queries, keys.
-std::array<Index, 3> hopper_sums(const Tiling& t, Index dim);
+/// Bytes of a head's sums of dQ in one pass of a GPU; parts of owners, by side; bytes of masks.
+std::array<Index, 4> hopper_sums(const Tiling& t, Index dim);
 /// The same set, where ranks that come with a GPU's call say which pairs of it attend. Made once.
 const Tiling& with_ranks_of_call(const Tiling& t);
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <span>
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
@@ -31,9 +32,13 @@ Codes codes_of(const Tiling& t) {
   Codes codes(t.q_token.size());
   for (std::size_t i = 0; i < codes.size(); ++i) {
     const QueryBounds q = bounds_of(t, i);
-    for (int bit = 0; bit < 21; ++bit)
-      for (int axis = 0; axis < 3; ++axis)
-        codes[i] |= std::uint64_t(std::array{q.c_low, q.b_low, q.a_low}[at(axis)] >> bit & 1) << (3 * bit + axis);
+    for (const std::int32_t low : {q.a_low, q.b_low, q.c_low}) {
+      std::uint64_t x = at(low) & 0x1fffff;  // its bits are brought apart
+      x = (x | x << 32) & 0x001f00000000ffff, x = (x | x << 16) & 0x001f0000ff0000ff;
+      x = (x | x << 8) & 0x100f00f00f00f00f, x = (x | x << 4) & 0x10c30c30c30c30c3,
+      x = (x | x << 2) & 0x1249249249249249;
+      codes[i] = codes[i] << 1 | x;
+    }
   }
   return codes;
 }
@@ -49,21 +54,22 @@ std::int32_t end_of_tile(const Codes& codes, Range q, Index most) {
 
 /// The tiling with its queries in ascending order of their codes, which are sorted too.
 Tiling sorted(const Tiling& t, Codes& codes) {
-  List from(t.q_token.size()), tile_of(from);
+  List from(t.q_token.size());
   std::iota(from.begin(), from.end(), 0);
   std::ranges::stable_sort(from, {}, [&](std::int32_t i) { return codes[at(i)]; });
-  std::ranges::sort(codes);
+  Codes ascending;
+  for (const std::int32_t i : from) ascending.push_back(codes[at(i)]);
+  codes.swap(ascending);
   Selection queries{TokenList(from), {}};
   Tiling::Lists met;
-  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-    std::fill(tile_of.begin() + t.q_tile[i].begin, tile_of.begin() + t.q_tile[i].end, narrow(i));
   for (Range q{0, 0}; q.begin < narrow(from.size()); q.begin = q.end) {
     q.end = end_of_tile(codes, {q.begin, narrow(from.size())}, Tiling::kTile);
     queries.tiles.push_back(q);
-    std::set<std::int32_t> tiles;
-    for (auto i = q.begin; i < q.end; ++i) tiles.insert(tile_of[at(from[at(i)])]);
+    std::set<std::ptrdiff_t> tiles;
+    for (auto i = q.begin; i < q.end; ++i)
+      tiles.insert(std::ranges::upper_bound(t.q_tile, from[at(i)], {}, &Range::begin) - t.q_tile.begin() - 1);
     std::map<std::int32_t, std::size_t> full;  // of a tile of keys: for how many
-    for (const std::int32_t i : tiles)
+    for (const std::ptrdiff_t i : tiles)
       for (const Tiling::Ref ref : t.met.of(at(i))) full[ref.tile] += !ref.partial;
     for (const auto& [tile, n] : full) met.add(tile, tile + 1, n < tiles.size());
     met.end_list();
@@ -71,37 +77,39 @@ Tiling sorted(const Tiling& t, Codes& codes) {
   return with_lists(t, &queries, nullptr, std::move(met));
 }
 
-/// Queries that ask for a key: bit i is query first + i.
+/// Bits of up to 64 keys from `first` on: which some query of a piece asks for, and which all do.
 struct Asked {
-  std::int32_t key, first;
-  unsigned queries;
+  std::int32_t first;
+  std::uint64_t any, all;
 };
 /// Queries that go together, and the keys that they list: of k_token, ascending, some query asks
 /// for each. Besides they have `full` keys in whole tiles.
 struct Piece {
   Range q;
-  List keys = {};
-  Index pairs = 0, full = 0;
-  std::int32_t tile = -1;         // of queries, or -1: of several, which attends() cannot tell apart
-  bool whole = false;             // all tiles of keys are met whole; no keys are listed
-  std::vector<Asked> asked = {};  // where pairs may be taken one by one: for each key, queries ascending
+  Range tiles;  // of queries; what is listed of several attends() cannot tell apart
+  std::vector<Asked> asked = {};
+  Index keys = 0, pairs = 0, full = 0;
+  bool whole = false;  // all tiles of keys are met whole; no keys are listed
+  void ask(Asked x) { asked.push_back(x), keys += std::popcount(x.any); }
 };
 
 class Compactor {
  public:
   Compactor(const Tiling& t, const Codes& codes, bool by_pairs)
-      : t_(t), codes_(codes), by_pairs_(by_pairs), whole_(t.k_tile.size(), -1) {
+      : t_(t), codes_(codes), by_pairs_(by_pairs), bits_(t.k_tile.size()), whole_(t.k_tile.size(), -1) {
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces_));
     pieces_ = joined(std::move(pieces_));
-    for (const Piece& p : pieces_) cost_ += cost_of_piece(p);
+    for (const Piece& p : pieces_) cost_of_all += cost_of_piece(p);
   }
-  Index cost() const { return cost_; }
+  Index cost_of_all = 0;
   std::unique_ptr<const Compact> take() {
     select(kQueries, *out_, t_);
     out_->q_tile.clear();
     out_->grids = t_.grids, out_->pairs = t_.pairs;
     for (const Piece& p : pieces_) add(p);
     out_->keys_begin.push_back(narrow(out_->keys.size()));
+    const TokenList listed(origin_);
+    select(kKeys, *out_, t_, &listed);
     for (TokenList* list : {&out_->q_token, &out_->k_token, &out_->q_name, &out_->k_name, &out_->q_rank, &out_->k_rank})
       list->store();
     make_runs();
@@ -117,21 +125,21 @@ class Compactor {
     return keys * (2 * queries + cost_of_key()) + tiles_of(keys) * (queries * kRowCost + of_tile);
   }
   Index cost_of_piece(const Piece& p, bool pairs) const {
-    const Index queries = count(p.q), keys = std::ssize(p.keys), full = cost_of_tiles(queries, p.full);
+    const Index queries = count(p.q), keys = p.keys, full = cost_of_tiles(queries, p.full);
     if (!pairs) return full + cost_of_tiles(queries, keys);
     return full + p.pairs * kPairCost + keys * cost_of_key() + tiles_of(keys) * queries * kRowCost;
   }
   bool in_pairs(const Piece& p) const {
-    return by_pairs_ && !p.whole && (p.tile < 0 || cost_of_piece(p, true) < cost_of_piece(p, false));
+    return by_pairs_ && !p.whole && (count(p.tiles) > 1 || cost_of_piece(p, true) < cost_of_piece(p, false));
   }
   Index cost_of_piece(const Piece& p) const { return cost_of_piece(p, in_pairs(p)); }
 
   /// A tile of queries, and its tiles of keys: whole, or lists of some, or of all.
-  std::vector<Piece> cheapest(std::size_t i) const {
+  std::vector<Piece> cheapest(std::size_t i) {
     const Range q = t_.q_tile[i];
     Index whole = t_.keys_of(i), full = 0;  // keys
     for (const Tiling::Ref r : t_.met.of(i)) full += r.partial ? 0 : count(t_.k_tile[at(r.tile)]);
-    std::vector<Piece> best{{.q = q, .full = whole, .tile = narrow(i), .whole = true}};
+    std::vector<Piece> best{{.q = q, .tiles = {narrow(i), narrow(i) + 1}, .full = whole, .whole = true}};
     // Several tiles of queries read the same whole tiles of keys, which makes those cheaper; not so
     // those of a small segment.
     const bool shared = !by_pairs_ || whole > Tiling::kTile;
@@ -148,56 +156,53 @@ class Compactor {
     return best;
   }
 
-  /// Pieces of at most kStep queries.
-  std::vector<Piece> lowest(std::size_t tile, Index full) const {
-    std::vector<Piece> pieces;
-    for (Range q = t_.q_tile[tile]; q.begin < t_.q_tile[tile].end; q.begin = q.end) {
-      q.end = end_of_tile(codes_, {q.begin, t_.q_tile[tile].end}, kStep);
-      pieces.push_back({.q = q, .full = full, .tile = narrow(tile)});
-    }
+  /// f(the first of up to 64 keys, a word for each query of a tile: which of them it asks for);
+  /// `listed`: of tiles of keys that are partial, alone.
+  template <class F> void each_asked(std::size_t tile, bool listed, const F& f) {
     for (const Tiling::Ref r : t_.met.of(tile)) {
-      if (full > 0 && !r.partial) continue;
+      if (listed && !r.partial) continue;
       const Range k = t_.k_tile[at(r.tile)];
+      std::vector<KeyBits>& keys = bits_[at(r.tile)];
       for (std::int32_t first = k.begin; first < k.end; first += 64) {
-        const KeyBits keys(t_, first, std::min(k.end - first, 64));
-        for (Piece& p : pieces) add_asked(p, keys, first, std::min(k.end - first, 64), r.partial);
+        const std::int32_t n = std::min(k.end - first, 64), half = (first - k.begin) / 64;
+        KeyBits::Words words;
+        if (!r.partial) words.fill(~std::uint64_t{0} >> (64 - n));
+        if (r.partial && std::ssize(keys) <= half) keys.emplace_back(t_, first, n);
+        if (r.partial) keys[at(half)].find(t_.q_tile[tile], words);
+        f(first, words);
       }
+      if (t_.boxes > 4) keys.clear();  // of more boxes they take much memory
     }
-    return pieces;
   }
-  /// Those of some keys that a query of a piece asks for.
-  void add_asked(Piece& p, const KeyBits& keys, std::int32_t first, std::int32_t n, bool partial) const {
-    KeyBits::Words of_query;
-    std::uint64_t any = 0, all = ~std::uint64_t{0} >> (64 - n);
-    partial ? keys.find(p.q, of_query) : of_query.fill(all);
-    for (std::int32_t i = 0; i < count(p.q); ++i) any |= of_query[at(i)], p.pairs += std::popcount(of_query[at(i)]);
-    for (; any != 0; any &= any - 1) {
-      const int j = std::countr_zero(any);
-      unsigned asking = 0;
-      for (Index i = 0; by_pairs_ && i < count(p.q); ++i) asking |= unsigned(of_query[at(i)] >> j & 1) << i;
-      p.keys.push_back(first + j);
-      if (by_pairs_) p.asked.push_back({first + j, p.q.begin, asking});
+  /// Pieces of at most kStep queries.
+  std::vector<Piece> lowest(std::size_t tile, Index full) {
+    std::vector<Piece> pieces;
+    const Range all = t_.q_tile[tile];
+    for (Range q = all; q.begin < all.end; q.begin = q.end) {
+      q.end = end_of_tile(codes_, {q.begin, all.end}, kStep);
+      pieces.push_back({.q = q, .tiles = {narrow(tile), narrow(tile) + 1}, .full = full});
     }
+    each_asked(tile, full > 0, [&](std::int32_t first, const KeyBits::Words& words) {
+      for (Piece& p : pieces) {
+        Asked its{first, 0, ~std::uint64_t{0}};
+        for (const std::uint64_t word : std::span(words).subspan(at(p.q.begin - all.begin), at(count(p.q))))
+          its.any |= word, its.all &= word, p.pairs += word ? std::popcount(word) : 0;
+        if (its.any != 0) p.ask(its);
+      }
+    });
+    return pieces;
   }
   /// Neighbors are joined where that costs less, again and again.
   std::vector<Piece> joined(std::vector<Piece> pieces) const {
     for (bool any = true; std::exchange(any, false);) {
       std::vector<Piece> next;
       for (std::size_t i = 0; i < pieces.size(); ++i) {
-        if (i + 1 < pieces.size() && may_join(pieces[i], pieces[i + 1])) {
-          const Piece &a = pieces[i], &b = pieces[i + 1];
-          Piece both{.q = {a.q.begin, b.q.end},
-                     .pairs = a.pairs + b.pairs,
-                     .full = a.full,
-                     .tile = a.tile == b.tile ? a.tile : -1};
-          std::ranges::set_union(a.keys, b.keys, std::back_inserter(both.keys));
-          if (cost_of_piece(both) <= cost_of_piece(a) + cost_of_piece(b)) {
-            both.asked = std::move(pieces[i].asked);
-            std::ranges::move(b.asked, std::back_inserter(both.asked));
+        if (i + 1 < pieces.size() && may_join(pieces[i], pieces[i + 1]))
+          if (Piece both = join(pieces[i], pieces[i + 1]);
+              cost_of_piece(both) <= cost_of_piece(pieces[i]) + cost_of_piece(pieces[i + 1])) {
             next.push_back(std::move(both)), any = true, ++i;
             continue;
           }
-        }
         next.push_back(std::move(pieces[i]));
       }
       pieces = std::move(next);
@@ -206,63 +211,81 @@ class Compactor {
   }
   bool may_join(const Piece& a, const Piece& b) const {
     return !a.whole && !b.whole && b.q.end - a.q.begin <= Tiling::kTile &&
-           (a.tile == b.tile ? a.tile >= 0 || by_pairs_ : by_pairs_ && a.full == 0 && b.full == 0);
+           ((by_pairs_ && a.full == 0 && b.full == 0) || a.tiles.begin + 1 == b.tiles.end);
+  }
+  static Piece join(const Piece& a, const Piece& b) {
+    Piece both{
+        .q = {a.q.begin, b.q.end}, .tiles = {a.tiles.begin, b.tiles.end}, .pairs = a.pairs + b.pairs, .full = a.full};
+    auto x = a.asked.begin(), y = b.asked.begin();
+    while (x != a.asked.end() || y != b.asked.end())
+      if (y == b.asked.end() || (x != a.asked.end() && x->first < y->first)) both.ask({x->first, x->any, 0}), ++x;
+      else if (x == a.asked.end() || y->first < x->first) both.ask({y->first, y->any, 0}), ++y;
+      else both.ask({x->first, x->any | y->any, x->all & y->all}), ++x, ++y;
+    return both;
   }
 
   // ---- what was chosen
-  void add(const Piece& p) {
-    out_->q_tile.push_back(p.q);
-    out_->keys_begin.push_back(narrow(out_->keys.size()));
-    if (p.full > 0)
-      for (const Tiling::Ref r : t_.met.of(at(p.tile)))
-        if (p.whole || !r.partial) out_->keys.push_back({whole_tile(r.tile), r.partial});
-    list_tiles(p);
-  }
-  /// Appends a tile of these keys.
-  Range list_keys(const TokenList& keys) {
-    const auto begin = narrow(origin_.size());
-    select(kKeys, *out_, t_, &keys);
-    origin_.insert(origin_.end(), keys.begin(), keys.end());
-    return out_->k_tile.emplace_back(Range{begin, narrow(origin_.size())});
-  }
   /// A tile of t, once.
   std::int32_t whole_tile(std::int32_t tile) {
     std::int32_t& there = whole_[at(tile)];
     if (there < 0) {
       there = narrow(out_->k_tile.size());
-      TokenList keys;
-      keys.append(t_.k_tile[at(tile)].begin, at(count(t_.k_tile[at(tile)])));
-      list_keys(keys);
+      for (std::int32_t key = t_.k_tile[at(tile)].begin; key < t_.k_tile[at(tile)].end; ++key) origin_.push_back(key);
+      end_tile();
     }
     return there;
   }
-  void list_tiles(const Piece& p) {
-    const auto n = std::ssize(p.keys), pieces = tiles_of(n);
-    if (n == 0) return;
-    const Index each = (n + pieces * kStep - 1) / (pieces * kStep) * kStep;
-    const std::vector<Bytes> pairs = in_pairs(p) ? pairs_of(p, each) : std::vector<Bytes>{};
-    for (Index first = 0; first < n; first += each) {
-      const Range k = list_keys(TokenList(List(p.keys.begin() + first, p.keys.begin() + std::min(n, first + each))));
-      if (!pairs.empty()) list_pairs(pairs[at(first / each)]);
-      const bool partial = !pairs.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k);
-      out_->keys.push_back({narrow(out_->k_tile.size() - 1), partial});
+  void end_tile() {
+    out_->k_tile.push_back({out_->k_tile.empty() ? 0 : out_->k_tile.back().end, narrow(origin_.size())});
+  }
+  void add(const Piece& p) {
+    out_->q_tile.push_back(p.q);
+    out_->keys_begin.push_back(narrow(out_->keys.size()));
+    if (p.full > 0)
+      for (const Tiling::Ref r : t_.met.of(at(p.tiles.begin)))
+        if (p.whole || !r.partial) out_->keys.push_back({whole_tile(r.tile), r.partial});
+    if (p.keys == 0) return;
+    const Index steps = tiles_of(p.keys) * kStep, each = (p.keys + steps - 1) / steps * kStep;
+    const auto begin = std::ssize(origin_), first_tile = std::ssize(out_->k_tile);
+    const bool by_pairs = in_pairs(p);
+    bool full = !by_pairs;
+    for (const Asked& its : p.asked)
+      for (std::uint64_t any = its.any; any != 0; any &= any - 1) {
+        const int j = std::countr_zero(any);
+        origin_.push_back(its.first + j), full = full && (its.all >> j & 1) != 0;
+        if (const Index n = std::ssize(origin_) - begin; n % each != 0 && n < p.keys) continue;
+        end_tile();
+        out_->keys.push_back({narrow(out_->k_tile.size() - 1), !std::exchange(full, !by_pairs)});
+      }
+    if (!by_pairs) return;
+    out_->pair_begin.resize(at(first_tile), -1);
+    for (const Bytes& bytes : pairs_of(p, origin_.data() + begin, each)) {
+      const auto [known, is_new] = lists_.try_emplace(bytes, narrow(out_->pair_list.size()));
+      if (is_new) out_->pair_list.insert(out_->pair_list.end(), bytes.begin(), bytes.end());
+      out_->pair_begin.push_back(known->second);
     }
   }
   /// The pairs of a piece with `each` of its keys, and with the next, as Compact::pair_list has
   /// them.
-  static std::vector<Bytes> pairs_of(const Piece& p, Index each) {
-    const Index queries = count(p.q), keys = std::ssize(p.keys), tiles = (keys + each - 1) / each;
+  std::vector<Bytes> pairs_of(const Piece& p, const std::int32_t* listed, Index each) {
+    const Index queries = count(p.q), keys = p.keys, tiles = (keys + each - 1) / each;
     const Index row = 1 + each, column = 1 + 2 * queries;  // a length, and room for as many
     Bytes of_query(at(tiles * queries * row)), of_key(at(keys * column));
-    for (const Asked& a : p.asked) {
-      const Index key = std::ranges::lower_bound(p.keys, a.key) - p.keys.begin();
-      for (unsigned rest = a.queries; rest != 0; rest &= rest - 1) {
-        const Index query = a.first - p.q.begin + std::countr_zero(rest);
-        std::uint8_t *const its = &of_query[at((key / each * queries + query) * row)], *to = &of_key[at(key * column)];
-        to[2 * *to + 1] = static_cast<std::uint8_t>(query), to[2 * *to + 2] = its[0], ++*to;
-        its[++its[0]] = static_cast<std::uint8_t>(key % each);
-      }
-    }
+    for (std::int32_t tile = p.tiles.begin; tile < p.tiles.end; ++tile)
+      each_asked(at(tile), p.full > 0, [&](std::int32_t first, const KeyBits::Words& words) {
+        std::array<Index, 64> number;
+        for (Index n = std::lower_bound(listed, listed + keys, first) - listed; n < keys && listed[n] < first + 64; ++n)
+          number[at(listed[n] - first)] = n;
+        const Range all = t_.q_tile[at(tile)];
+        for (std::int32_t i = std::max(all.begin, p.q.begin); i < std::min(all.end, p.q.end); ++i)
+          for (std::uint64_t rest = words[at(i - all.begin)]; rest != 0; rest &= rest - 1) {
+            const Index key = number[at(std::countr_zero(rest))], query = i - p.q.begin;
+            std::uint8_t *const its = &of_query[at((key / each * queries + query) * row)],
+                                *to = &of_key[at(key * column)];
+            to[2 * *to + 1] = static_cast<std::uint8_t>(query), to[2 * *to + 2] = its[0], ++*to;
+            its[++its[0]] = static_cast<std::uint8_t>(key % each);
+          }
+      });
     std::vector<Bytes> out(at(tiles));
     const auto append = [](Bytes& to, const std::uint8_t* list, int of_each) {
       to.insert(to.end(), list, list + 1 + of_each * *list);
@@ -271,28 +294,19 @@ class Compactor {
     for (Index i = 0; i < keys; ++i) append(out[at(i / each)], &of_key[at(i * column)], 2);
     return out;
   }
-  /// Those of the last tile of keys.
-  void list_pairs(const Bytes& bytes) {
-    out_->pair_begin.resize(out_->k_tile.size(), -1);
-    const auto [known, is_new] = lists_.try_emplace(bytes, narrow(out_->pair_list.size()));
-    if (is_new) out_->pair_list.insert(out_->pair_list.end(), bytes.begin(), bytes.end());
-    out_->pair_begin.back() = known->second;
-  }
 
   /// Neighbors whose lists begin alike go together, unless so few that threads would idle.
   void make_runs() {
     constexpr std::size_t kEnough = 16;
-    const auto list = [&](std::int32_t i) {
-      return std::ranges::subrange(out_->keys.begin() + out_->keys_begin[at(i)],
-                                   out_->keys.begin() + out_->keys_begin[at(i + 1)]);
-    };
-    const auto alike = [&](std::int32_t i, std::int32_t j) {  // one list is how the other begins
-      const auto [a, b] = std::ranges::mismatch(list(i), list(j), {}, &Tiling::Ref::tile, &Tiling::Ref::tile);
-      return !list(i).empty() && !list(j).empty() && (a == list(i).end() || b == list(j).end());
+    const List& begin = out_->keys_begin;
+    const auto alike = [&](std::size_t i, std::size_t j) {  // one list is how the other begins
+      const Index n = std::min(begin[i + 1] - begin[i], begin[j + 1] - begin[j]);
+      const Tiling::Ref *const a = out_->keys.data() + begin[i], *const b = out_->keys.data() + begin[j];
+      return n > 0 && std::ranges::equal(a, a + n, b, b + n, {}, &Tiling::Ref::tile, &Tiling::Ref::tile);
     };
     for (std::int32_t i = 0; i < narrow(out_->q_tile.size()); ++i) {
       const bool joins = i > 0 && out_->q_tile.size() >= kEnough && count(out_->runs.back()) < Compact::kRun;
-      if (joins && alike(i - 1, i)) out_->runs.back().end = i + 1;
+      if (joins && alike(at(i - 1), at(i))) out_->runs.back().end = i + 1;
       else out_->runs.push_back({i, i + 1});
     }
   }
@@ -302,8 +316,7 @@ class Compactor {
     if (!out_->pair_begin.empty()) out_->pair_begin.resize(out_->k_tile.size(), -1);
     out_->share_begin.resize(out_->keys.size());
     out_->k_first.resize(out_->k_token.size());
-    List& turns = out_->turns;
-    turns.resize(at(tiles_of(std::ssize(t_.k_token))));
+    out_->turns.resize(at(tiles_of(std::ssize(t_.k_token))));
     std::vector<bool> listed(t_.k_token.size());
     for (std::size_t run = out_->runs.size(); run-- > 0;) {
       const std::size_t before = out_->share.size();
@@ -311,8 +324,8 @@ class Compactor {
         add_shares(entry, listed);
       for (std::size_t i = out_->share.size(); i-- > before;) {
         Compact::Share& share = out_->share[i];
-        share.last = share.turn == turns[at(share.rows)];
-        if (share.last) ++turns[at(share.rows)];
+        share.last = share.turn == out_->turns[at(share.rows)];
+        if (share.last) ++out_->turns[at(share.rows)];
       }
     }
     out_->every_key = std::ranges::find(listed, false) == listed.end();
@@ -335,10 +348,10 @@ class Compactor {
   bool by_pairs_;
   std::unique_ptr<Compact> out_ = std::make_unique<Compact>();
   std::vector<Piece> pieces_;
-  Index cost_ = 0;
-  List origin_;                          // of a key of out_: which of t_
-  List whole_;                           // of a tile of t_: which of out_, or -1
-  std::map<Bytes, std::int32_t> lists_;  // of pairs, each once
+  std::vector<std::vector<KeyBits>> bits_;  // of each tile of keys, by halves
+  List origin_;                             // of a key of out_: which of t_
+  List whole_;                              // of a tile of t_: which of out_, or -1
+  std::map<Bytes, std::int32_t> lists_;     // of pairs, each once
 };
 
 std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
@@ -348,45 +361,36 @@ std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
   if (!std::ranges::is_sorted(codes)) {
     const Tiling by_codes = sorted(t, codes);
     Compactor other(by_codes, codes, by_pairs);
-    if (other.cost() * 10 < plain.cost() * 9) return other.take();
+    if (other.cost_of_all * 10 < plain.cost_of_all * 9) return other.take();
   }
   return plain.take();
 }
 
 // ---- several tilings as one: keys behind each other, queries cut wherever one of them cuts
 
-/// What several tilings list of queries, cut wherever one of them cuts.
-std::vector<Range> common_tiles(std::span<const Tiling* const> all) {
-  List ends;
-  for (const Tiling* t : all)
-    for (const Range& r : t->q_tile) ends.push_back(r.end);
-  std::ranges::sort(ends);
-  ends.erase(std::ranges::unique(ends).begin(), ends.end());
-  std::vector<Range> tiles;
-  for (const std::int32_t end : ends) tiles.push_back({tiles.empty() ? 0 : tiles.back().end, end});
-  return tiles;
-}
-
-std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
-  const Tiling& one = *all[0];
-  for (const Tiling* t : all)
-    if (t->q_token != one.q_token || t->q_names() != one.q_names() || t->causal != one.causal ||
-        t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
-      return nullptr;
+std::unique_ptr<const Tiling> join(std::span<const Tiling> tilings, std::span<const std::int32_t> which) {
+  const Tiling& one = tilings[at(which[0])];
   auto out = std::make_unique<Tiling>();
   select(kQueries, *out, one);
-  out->grids = one.grids, out->q_tile = common_tiles(all);
+  out->grids = one.grids, out->q_tile.clear();
+  std::set<std::int32_t> ends;
   List tiles_before;
-  for (const Tiling* t : all) {
+  for (const std::int32_t i : which) {
+    const Tiling& t = tilings[at(i)];
+    if (t.q_token != one.q_token || t.q_names() != one.q_names() || t.causal != one.causal ||
+        t.q_ranks() != one.q_ranks() || !t.axis[0].key.empty())
+      return nullptr;
+    for (const Range& r : t.q_tile) ends.insert(r.end);
     tiles_before.push_back(narrow(out->k_tile.size()));
-    select(kKeys, *out, *t);
-    out->pairs += t->pairs;
+    select(kKeys, *out, t);
+    out->pairs += t.pairs;
   }
-  std::vector<std::size_t> within(all.size());  // the tile of each that holds ours
-  for (const Range& r : out->q_tile) {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const Tiling& t = *all[i];
-      while (t.q_tile[within[i]].end < r.end) ++within[i];
+  std::vector<std::size_t> within(which.size());  // the tile of each that holds ours
+  for (const std::int32_t end : ends) {
+    out->q_tile.push_back({out->q_tile.empty() ? 0 : out->q_tile.back().end, end});
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      const Tiling& t = tilings[at(which[i])];
+      while (t.q_tile[within[i]].end < end) ++within[i];
       for (const Tiling::Ref ref : t.met.of(within[i]))
         out->met.add(ref.tile + tiles_before[i], ref.tile + tiles_before[i] + 1, ref.partial);
     }
@@ -402,11 +406,7 @@ const Compact& compact(const Tiling& t, bool by_pairs) {
 }
 
 const Tiling* joined_tiling(const Memo& memo, std::span<const Tiling> tilings, std::span<const std::int32_t> which) {
-  const auto make = [&] {
-    std::vector<const Tiling*> all;
-    for (const std::int32_t i : which) all.push_back(&tilings[at(i)]);
-    return join(all);
-  };
+  const auto make = [&] { return join(tilings, which); };
   return memo.get<std::unique_ptr<const Tiling>>({which.begin(), which.end()}, make).get();
 }
 

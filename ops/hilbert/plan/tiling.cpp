@@ -60,8 +60,8 @@ KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ra
   for (std::size_t i = 1; i < first.size(); ++i) first[i] |= first[i - 1];
 }
 [[gnu::always_inline]] inline std::uint64_t KeyBits::Ordered::up_to(Index high) const {
-  return first[at(number.empty() ? std::clamp<Index>(high - low + 1, 0, span)
-                                 : std::ranges::upper_bound(number, high) - number.begin())];
+  if (!number.empty()) return first[at(std::ranges::upper_bound(number, high) - number.begin())];
+  return first[at(std::max<Index>(std::min(high - low + 1, span), 0))];
 }
 KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
   std::vector<std::int32_t> numbers(at(keys));

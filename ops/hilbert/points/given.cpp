@@ -13,20 +13,19 @@
 
 namespace hilt {
 
-/// Whether a call looks at tokens, so that not positions alone say what it computes.
-static bool looks_at_tokens(const Call& call) {
-  const ScoreTerms& terms = call.options.terms;
-  const PlanSpec& spec = call.plan->spec();
-  return spec.causality == Causality::token || spec.queries || call.options.dropout > 0 || terms.slopes ||
-         terms.relative || terms.bias;
+TakesOrder order_taken(const Plan& plan, const AttentionOptions& o, Device where) {
+  const PlanSpec& spec = plan.spec();
+  const bool is_empty = o.permutation && o.permutation.numel() == 0;
+  if (!plan.takes_order() || plan.order_forced() || is_empty) return TakesOrder::no;
+  const bool looks_at_tokens = spec.causality == Causality::token || spec.queries || o.dropout > 0 || o.terms.slopes ||
+                               o.terms.relative || o.terms.bias;  // not at positions alone
+  if (where.is_cuda() && !looks_at_tokens) return TakesOrder::gathered;
+  return o.backward == Backward::fused && !spec.queries ? TakesOrder::followed : TakesOrder::in_plan;
 }
-
-TakesOrder takes_order(const Call& call) {
-  if (!call.plan->takes_order() || call.plan->order_forced() || call.options.permutation.numel() == 0)
-    return TakesOrder::no;
-  if (call.options.permutation.device().is_cuda() && !looks_at_tokens(call)) return TakesOrder::gathered;
-  return call.options.backward == Backward::fused && !call.plan->spec().queries ? TakesOrder::followed
-                                                                                : TakesOrder::in_plan;
+const Plan& followed_plan(const Plan& plan) {
+  PlanSpec spec = plan.spec();
+  if (std::exchange(spec.causality, Causality::none) != Causality::token) return plan;
+  return *plan.memo().get<PlanPtr>({}, [&] { return make_plan(spec); });
 }
 
 void check_permutation(const char* op, const Plan& plan, const Tensor& permutation, const Tensor& q) {
@@ -66,10 +65,8 @@ Call following(Call call) {
   for (Index row = 0; on_cpu && row < call.batch; ++row)
     std::ranges::copy(row_of(call, row), std::back_inserter(token_at));
   call.token_at = on_cpu ? index_of(token_at) : to(GivenOrder(call).token_at, DType::i32);
-  PlanSpec spec = call.plan->spec();
-  if (spec.causality != Causality::token) return call;
-  spec.causality = Causality::none, call.causal = true;
-  call.plan = call.plan->memo().get<PlanPtr>({}, [&] { return make_plan(spec); });
+  call.causal = call.plan->spec().causality == Causality::token;
+  call.plan = PlanPtr(call.plan, &followed_plan(*call.plan));
   return call;
 }
 

@@ -143,15 +143,12 @@ Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each) {
   std::vector<std::size_t> dearest(at(chunks));
   std::iota(dearest.begin(), dearest.end(), std::size_t{0});
   std::ranges::stable_sort(dearest, [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
-  std::vector<double> load(at(ranks));
+  std::vector<std::pair<bool, double>> load(at(ranks));  // whether it takes no more: all hold as many rows
   std::vector<Index> held(at(ranks));
   for (std::size_t chunk : dearest) {
-    std::size_t least = 0;  // among those that may take one more: every rank holds as many rows
-    while (held[least] == chunks_each) ++least;
-    for (std::size_t r = least + 1; r < load.size(); ++r)
-      if (held[r] < chunks_each && load[r] < load[least]) least = r;
-    s.owner[chunk] = static_cast<int>(least);
-    load[least] += cost[chunk], ++held[least];
+    const auto least = std::ranges::min_element(load);
+    s.owner[chunk] = static_cast<int>(least - load.begin());
+    least->second += cost[chunk], least->first = ++held[at(s.owner[chunk])] == chunks_each;
   }
   return s;
 }

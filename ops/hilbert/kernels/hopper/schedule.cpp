@@ -72,9 +72,10 @@ Schedule schedule_of(const Visits& visits, Index queries) {
 
 }  // namespace hopper
 
-std::array<Index, 3> hopper_sums(const Tiling& t, Index dim) {
-  return {std::ssize(hopper::tiles_of(visits(t).queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes,
-          visits(t).queries.parts, visits(t).keys.parts};
+std::array<Index, 4> hopper_sums(const Tiling& t, Index dim) {
+  const VisitSide &queries = visits(t).queries, &keys = visits(t).keys;
+  return {std::ssize(hopper::tiles_of(queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes, queries.parts, keys.parts,
+          std::max(queries.made, keys.made) * Visits::kWords * 4};
 }
 
 }  // namespace hilt::kernels
