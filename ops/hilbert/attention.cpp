@@ -107,8 +107,7 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
   }
   const auto [q, k, v] = OneOp::parts(in);
   const bool in_plan = takes == TakesOrder::in_plan, one_order = in_plan && call.options.permutation.rank() == 1;
-  if (in_plan && !call.given.o && q.device().is_cpu() && call.options.backward == Backward::hybrid &&
-      !call.plan->spec().queries) {
+  if (in_plan && !call.given.o && call.options.backward == Backward::hybrid && !call.plan->spec().queries) {
     const Tape::Pause pause;
     call.given = kernel_forward(following(call), in_rows(q), in_rows(k), in_rows(v));  // as fused
   }
