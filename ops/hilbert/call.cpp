@@ -161,14 +161,16 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
   const DType stat = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const DType type = size_of(q.dtype()) == 2 && goes_on ? DType::f32 : q.dtype();
   const Shape lse_shape{call.batch, call.heads(), call.queries};
+  const Tensor& sink = call.options.terms.sink;
+  // Nobody on a GPU reads O of 16 bits.
+  const bool cleared = !whole || (sink && (q.device().is_cpu() || size_of(type) != 2));
+  const Tensor o = cleared                      ? zeros(q.shape(), type, q.device())
+                   : out && out.dtype() == type ? out
+                                                : empty(q.shape(), type, q.device());
   // A sink is a key with this score and value 0, met before all others. Kernels write to its copy.
-  if (const Tensor& sink = call.options.terms.sink)
-    return {zeros(q.shape(), type, q.device()), clone(expand(reshape(sink, {1, call.heads(), 1}), lse_shape)), false};
-  if (whole)
-    return {out && out.dtype() == type ? out : empty(q.shape(), type, q.device()), empty(lse_shape, stat, q.device()),
-            true};
-  return {zeros(q.shape(), type, q.device()),
-          full(lse_shape, -std::numeric_limits<double>::infinity(), stat, q.device()), true};
+  if (sink) return {o, clone(expand(reshape(sink, {1, call.heads(), 1}), lse_shape)), false};
+  if (whole) return {o, empty(lse_shape, stat, q.device()), true};
+  return {o, full(lse_shape, -std::numeric_limits<double>::infinity(), stat, q.device()), true};
 }
 
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
