@@ -74,7 +74,7 @@ template <class Space> class Tasks {
         tokens_of(number)[i] = along[i < queries_ ? t.q_token.data()[i] : t.k_token.data()[i - queries_]] - place.k;
     }
   }
-  /// Where an order came with the call: tokens of a place's lists, of queries, then keys. Else null.
+  /// Where an order came with the call: a place's tokens, of queries, then of keys. Else null.
   std::int32_t* tokens_of(Index place) const {
     std::byte* const all = memory_.block + workers_ * bytes_;
     return listed_ > 0 ? reinterpret_cast<std::int32_t*>(all) + place * listed_ : nullptr;
