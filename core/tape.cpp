@@ -291,13 +291,12 @@ struct Recomputed final : Function {
     for (const auto& [id, t] : captured) node.dependencies.push_back(t);
     node.fn = std::move(fn);
     node.inputs.assign(inputs.begin(), inputs.end());
-    node.wanted_ = tape->wanted(detail::addresses(std::span<const Tensor>(node.dependencies)));
+    const auto in = detail::addresses(std::span<const Tensor>(node.dependencies));  // they stay where they are
+    node.wanted_ = tape->wanted(in);
     if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
     for (const auto* kept : {&node.inputs, &node.dependencies})
       for (const Tensor& t : *kept) node.save(t);
-    auto kept = std::make_unique<Recomputed>(std::move(node));
-    const auto in = detail::addresses(std::span<const Tensor>(kept->dependencies));
-    tape->record(std::move(kept), in, {&y, 1}, start);
+    tape->record(std::make_unique<Recomputed>(std::move(node)), in, {&y, 1}, start);
     return y;
   }
 };
@@ -318,10 +317,9 @@ void set_op_hook(OpHook hook) {
 }
 void detail::tell_op_hook(std::string_view name, const Tensor& y) {
   if (in_hook) return;
-  const auto hook = [] {
-    const std::lock_guard lock(hook_mutex);
-    return op_hook;
-  }();
+  std::unique_lock lock(hook_mutex);
+  const auto hook = op_hook;
+  lock.unlock();
   if (!hook) return;
   struct Inside {
     Inside() { in_hook = true; }

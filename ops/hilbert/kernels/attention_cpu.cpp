@@ -108,7 +108,7 @@ template <class E> struct ForwardTask {
     for (Index first = 0; first < x.n; first += kSlab) {
       const Index rows = x.n - first < kSlab ? x.n - first : kSlab, q0 = head.t.q_tile.data()[i].begin + first;
       const Tile<W> o = x.o.from(first);
-      for (Index r = 0; keys.terms && r < rows; ++r) keys.terms.fetch(head.token(q0 + r));
+      for (Index r = 0; keys.terms && r < rows; ++r) keys.terms.fetch(head.q_name[q0 + r]);
       if (lists)
         pair_dots(x.q.widened(head.of_queries(f.q, i), x.n, scale).from(first), space.wide_k, lists, rows, wide,
                   space.s);
@@ -126,7 +126,7 @@ template <class E> struct ForwardTask {
   void weigh(KeyTile<E>& keys, Index q, const std::uint8_t* list, bool partial, W* s, W& m, W& l, W* o) {
     const Index met = list ? *list : keys.n, whole = whole_vectors<W>(met);
     if (met == 0) return;
-    if (keys.terms) keys.terms.add(head.token(q), s);
+    if (keys.terms) keys.terms.add(head.q_name[q], s);
     if (const Lane<W>* const keep = keys.mask_of(q, partial))
       for (Index j = 0; j < whole; j += kLanes<W>)
         vector_at(s + j) = vector_at(keep + j) != 0 ? vector_at(s + j) : Vector<W>{} + kMinusInfinity<W>;
@@ -159,25 +159,22 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
   Index group = kGroup<E>;  // smaller where that would leave threads without work
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
-  Tasks<ForwardSpace<E>> tasks(f, places * f.n_heads * groups, 2, 0);
-  const auto work = [&](Index worker, Index) {
-    ForwardSpace<E> space = tasks.space_of(worker);
-    for (Index task; tasks.take(task);) {
-      const Index first = (groups - 1 - task / f.n_heads % groups) * group;
-      const auto begin = static_cast<std::int32_t>(first),
-                 end = static_cast<std::int32_t>(first + group < tiles ? first + group : tiles);
-      const Head head{f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads]};
-      ForwardTask<E> queries{f, head, begin, end, space};
-      for (std::int32_t i = begin; i < end; ++i) queries.load(i);
-      for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
-        KeyTile<E> keys(head, tile, {}, *space.row);
-        queries.load_keys(keys);
-        for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
-      }
-      for (std::int32_t i = begin; i < end; ++i) queries.store(i);
+  Tasks<ForwardSpace<E>> tasks(f, t, places * f.n_heads * groups, 2, 0);
+  tasks.each([&](Index task, ForwardSpace<E>& space) {
+    const Index first = (groups - 1 - task / f.n_heads % groups) * group;
+    const auto begin = static_cast<std::int32_t>(first),
+               end = static_cast<std::int32_t>(first + group < tiles ? first + group : tiles);
+    const Index number = task / f.n_heads / groups;
+    const Head head{f, t, f.place(number), f.heads[task % f.n_heads], tasks.tokens_of(number)};
+    ForwardTask<E> queries{f, head, begin, end, space};
+    for (std::int32_t i = begin; i < end; ++i) queries.load(i);
+    for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
+      KeyTile<E> keys(head, tile, {}, *space.row);
+      queries.load_keys(keys);
+      for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
     }
-  };
-  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
+    for (std::int32_t i = begin; i < end; ++i) queries.store(i);
+  });
 }
 
 void delta_of_rows(Cuda, const DeltaPass& x) {
@@ -203,13 +200,13 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
   const TermGradients d_terms = x.d_terms ? *x.d_terms : TermGradients{};
   const bool shared = is_shared(d_terms.bias, s);
   // Before the counts, which are small: what a thread keeps goes to the first that asks.
-  Tasks<BackwardSpace<E>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
+  Tasks<BackwardSpace<E>> tasks(x, t, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
   const Index counts = sums + s.heads + 1 + (shared ? std::ssize(t.keys) : 0);
   const Memory memory(counts * static_cast<Index>(sizeof(std::int32_t)));
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   std::int32_t *const heads_done = done + sums, *const tasks_done = heads_done + s.heads;
-  const auto go_back = [&](Index task, BackwardSpace<E>& space) {
+  tasks.each([&](Index task, BackwardSpace<E>& space) {
     const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
     Index before = 0, sharing = 1;
     while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
@@ -219,7 +216,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     if (shared && x.places) wait_for(tasks_done, task);
     const BackwardOrder order{done + (number * s.kv_heads + h / heads_each) * std::ssize(t.turns), before,
                               before + sharing, shared && !x.places ? tasks_done + 1 : nullptr, number * x.n_heads + i};
-    const Head head{x, t, x.place(number), h};
+    const Head head{x, t, x.place(number), h, tasks.tokens_of(number)};
     BackwardTask<E>{x, head, d_terms, t.runs.data()[runs - 1 - run], order, how.direct, space}.run();
     if (shared && x.places) finish(tasks_done, task);
     if (!d_terms.slopes && !d_terms.table) return;
@@ -227,12 +224,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     wait_for(heads_done + h, turn);
     space.row->terms.finish(d_terms, h);
     finish(heads_done + h, turn);
-  };
-  const auto work = [&](Index worker, Index) {
-    BackwardSpace<E> space = tasks.space_of(worker);
-    for (Index task; tasks.take(task);) go_back(task, space);
-  };
-  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
+  });
 }
 
 }  // namespace

@@ -65,28 +65,41 @@ constexpr Index kAlone = Index{1} << 19;
 /// one may wait for an earlier one. products: of matrices; entries: of a table with a gradient.
 template <class Space> class Tasks {
  public:
-  Tasks(const AttentionPass& pass, Index n, Index products, Index entries)
-      : workers(workers_for(pass, n, products)),
-        n_(n),
-        dim_(pass.sizes.dim),
-        entries_(entries),
-        bytes_(bytes_of<Space>(pass.sizes.dim, entries)),
-        memory_(workers * bytes_) {}
-  Space space_of(Index worker) const {
-    Carver carver{memory_.block + worker * bytes_};
-    return Space(carver, dim_, entries_);
+  Tasks(const AttentionPass& pass, const Compact& t, Index n, Index products, Index entries)
+      : workers_(workers_for(pass, n, products)), pass_(pass), t_(t), n_(n), entries_(entries) {
+    for (Index number = 0; listed_ > 0 && number < pass.place_count(); ++number) {
+      const Tiling::Place place = pass.place(number);
+      const std::int32_t* const along = pass.along + place.row * pass.sizes.queries + place.k;
+      for (Index i = 0; i < listed_; ++i)
+        tokens_of(number)[i] = along[i < queries_ ? t.q_token.data()[i] : t.k_token.data()[i - queries_]] - place.k;
+    }
   }
-  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
-
-  const Index workers;
+  /// Where an order came with the call: a place's tokens, of queries, then of keys. Else null.
+  std::int32_t* tokens_of(Index place) const {
+    std::byte* const all = memory_.block + workers_ * bytes_;
+    return listed_ > 0 ? reinterpret_cast<std::int32_t*>(all) + place * listed_ : nullptr;
+  }
+  /// f(task, space) of all of them.
+  template <class F> void each(F&& f) {
+    const auto work = [&](Index worker, Index) {
+      Carver carver{memory_.block + worker * bytes_};
+      Space space(carver, pass_.sizes.dim, entries_);
+      for (Index task; (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_;) f(task, space);
+    };
+    workers_ == 1 ? work(0, 1) : parallel_for(workers_, 1, work);  // nobody to share with
+  }
 
  private:
   static Index workers_for(const AttentionPass& p, Index n, Index products) {
     const Index all = thread_count() < n ? thread_count() : n;
     return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone ? 1 : all;
   }
-  const Index n_, dim_, entries_, bytes_;
-  const Memory memory_;
+  const Index workers_;
+  const AttentionPass& pass_;
+  const Compact& t_;
+  const Index n_, entries_, bytes_ = bytes_of<Space>(pass_.sizes.dim, entries_);
+  const Index queries_ = std::ssize(t_.q_token), listed_ = pass_.along ? queries_ + std::ssize(t_.k_token) : 0;
+  const Memory memory_{workers_ * bytes_ + pass_.place_count() * listed_ * static_cast<Index>(sizeof(std::int32_t))};
   Index next_ = 0;
 };
 
@@ -99,12 +112,12 @@ template <class E, class F> [[gnu::always_inline]] inline void with_stored(DType
   else with_type<float, bf16, f16>(type, f);
 }
 
-/// Rows of one head that a tile lists; `first`: that tokens are counted from; `along`: see Head.
+/// Rows of one head that a tile lists; `first`: that tokens are counted from.
 template <class Void> struct Listed {
   AnyRows<Void> rows;
   Index b, h, dim, first;
-  const std::int32_t *token, *along;
-  Index at(Index i) const { return along ? along[token[i]] : first + token[i]; }
+  const std::int32_t* token;
+  Index at(Index i) const { return first + token[i]; }
   template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, at(i), h); }
 };
 
@@ -114,23 +127,25 @@ struct Head {
   const Compact& t;
   Tiling::Place place;
   Index h;
-  /// Where an order came with the call: the token of each position, from the place's first on.
-  const std::int32_t* along = pass.along ? pass.along + place.row * pass.sizes.queries + place.k : nullptr;
+  const std::int32_t* along;  // of the pass's tasks, or null
+  const std::int32_t* q_token = along ? along : t.q_token.data();
+  const std::int32_t* k_token = along ? along + t.q_token.size() : t.k_token.data();
+  /// Tokens of queries and keys, counted from the place's first.
+  const std::int32_t* q_name = along ? q_token : t.q_names().data();
+  const std::int32_t* k_name = along ? k_token : t.k_names().data();
 
   /// Rows of a tensor that has one for each query, or for each key, as a tile lists them.
   template <class Void> Listed<Void> of_queries(const AnyRows<Void>& x, std::int32_t tile) const {
-    return {x, place.row, h, pass.sizes.dim, place.q, t.q_token.data() + t.q_tile.data()[tile].begin, along};
+    return {x, place.row, h, pass.sizes.dim, place.q, q_token + t.q_tile.data()[tile].begin};
   }
   template <class Void> Listed<Void> of_keys(const AnyRows<Void>& x, std::int32_t tile) const {
     const Index kv_head = h / (pass.sizes.heads / pass.sizes.kv_heads);
-    return {x, place.row, kv_head, pass.sizes.dim, place.k, t.k_token.data() + t.k_tile.data()[tile].begin, along};
+    return {x, place.row, kv_head, pass.sizes.dim, place.k, k_token + t.k_tile.data()[tile].begin};
   }
-  /// The token of a query, counted from the place's first.
-  std::int32_t token(Index q) const { return along ? along[t.q_token.data()[q]] - place.k : t.q_names().data()[q]; }
   std::int32_t last_token(std::int32_t tile) const {
     std::int32_t last = 0;
     for (Index q = t.q_tile.data()[tile].begin; pass.causal && q < t.q_tile.data()[tile].end; ++q)
-      last = token(q) > last ? token(q) : last;
+      last = q_name[q] > last ? q_name[q] : last;
     return last;
   }
   /// Where the statistics of the row's first query stand.

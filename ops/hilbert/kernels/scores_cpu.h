@@ -219,7 +219,6 @@ struct Counters {
 template <class W> struct alignas(kLine) RowSpace {
   W multiplier[kTile];
   Lane<W> keep[kTile];
-  std::int32_t token[kTile];  // of the keys
   TermSpace<W> terms;
 };
 template <class W> RowSpace<W>* row_space(Carver& c, Index entries) {
@@ -238,7 +237,7 @@ template <class E> struct KeyTile {
   Tiling::Range range = head.t.k_tile.data()[number];
   Index n = range.end - range.begin;
   const std::uint8_t* listed = head.t.pairs_of(number);  // its pairs, or null
-  const std::int32_t* key = tokens();                    // counted from the place's first
+  const std::int32_t* key = head.k_name + range.begin;
   KeyTerms<W> terms;
   Counters counters;
   std::int32_t first = 0;  // of the keys that causality compares
@@ -262,7 +261,7 @@ template <class E> struct KeyTile {
     if (list) counters.keys = counters.runs = 0;
     for (Index i = 0; list && i < *list; ++i) count(list[1 + i]);
     const auto row = static_cast<std::uint32_t>((s.first_batch + head.place.row) * s.heads + s.first_head + head.h),
-               t = static_cast<std::uint32_t>(head.place.k + head.token(q));
+               t = static_cast<std::uint32_t>(head.place.k + head.q_name[q]);
     std::uint32_t words[4][kTile];
     for (Index r = 0; r < counters.runs; ++r) {
       const auto bits = attention_bits(s.key, row, t, counters.block[r]);
@@ -279,20 +278,15 @@ template <class E> struct KeyTile {
   const Lane<W>* mask_of(Index q, bool partial) const {
     if (!(partial || head.pass.causal) || listed) return nullptr;
     mask(head.t, q, range, space.keep);
-    for (Index j = 0, t = head.token(q); head.pass.causal && j < n; ++j) space.keep[j] &= -(key[j] <= t);
+    for (Index j = 0, t = head.q_name[q]; head.pass.causal && j < n; ++j) space.keep[j] &= -(key[j] <= t);
     return space.keep;
   }
   bool pairs(Index q, Index j, bool partial) const {
-    if ((terms && terms.masks(head.token(q), j)) || (head.pass.causal && key[j] > head.token(q))) return false;
+    if ((terms && terms.masks(head.q_name[q], j)) || (head.pass.causal && key[j] > head.q_name[q])) return false;
     return !partial || attends(head.t, static_cast<std::size_t>(q), static_cast<std::size_t>(range.begin + j));
   }
 
  private:
-  const std::int32_t* tokens() const {
-    if (!head.along) return head.t.k_names().data() + range.begin;
-    for (Index j = 0; j < n; ++j) space.token[j] = head.along[head.t.k_token.data()[range.begin + j]] - head.place.k;
-    return space.token;
-  }
   void count(Index j) { counters.add(head.place.k + key[j]); }
 };
 

@@ -7,7 +7,7 @@ import sys
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils.dlpack import from_dlpack
+from torch._C import _from_dlpack as from_dlpack  # that of torch.utils, which asks first what it was given, costs more
 
 from . import attention as hilt_attention
 from . import Error, Gradients, _alone, _asked, _documents, _hilt, _native, _plans, _refuse, _words
