@@ -207,18 +207,15 @@ Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& com
   const Tape::Pause pause;
   Index longest = 0;
   for (int r = 0; r < comm.size(); ++r) longest = std::max(longest, shard.shards().rows(r));
-  Tensor padded = zeros(rows.shape().with(1, longest), rows.dtype(), rows.device()),
-         filled = slice(padded, 1, 0, rows.dim(1));
-  copy(filled, rows);
-  std::vector<Tensor> all;
-  const Tensor gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
-  for (int r = 0; r < comm.size(); ++r) all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
-  std::vector<std::int32_t> from(at(shard.plan().length()));  // by token
+  const Tensor padded = pad(rows, 1, 0, longest - rows.dim(1)),
+               gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
+  std::vector<std::int32_t> from(at(shard.plan().length()));       // by token
   for (int r = 0; r < comm.size(); ++r) {
     const std::vector<std::int32_t> tokens = shard.tokens_of(r);
     for (std::size_t i = 0; i < tokens.size(); ++i) from[at(tokens[i])] = narrow(r * longest + static_cast<Index>(i));
   }
-  return hilt::gather(cat(all, 1), 1, index_of(from, rows.device()));
+  const Tensor all = reshape(transpose(gathered, 0, 1), rows.shape().with(1, comm.size() * longest));
+  return hilt::gather(all, 1, index_of(from, rows.device()));
 }
 
 }  // namespace hilt

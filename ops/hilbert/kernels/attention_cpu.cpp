@@ -160,24 +160,20 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
   Tasks<ForwardSpace<E>> tasks(f, places * f.n_heads * groups, 2, 0);
-  const auto work = [&](Index worker, Index) {
-    ForwardSpace<E> space = tasks.space_of(worker);
-    for (Index task; tasks.take(task);) {
-      const Index first = (groups - 1 - task / f.n_heads % groups) * group;
-      const auto begin = static_cast<std::int32_t>(first),
-                 end = static_cast<std::int32_t>(first + group < tiles ? first + group : tiles);
-      const Head head{f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads]};
-      ForwardTask<E> queries{f, head, begin, end, space};
-      for (std::int32_t i = begin; i < end; ++i) queries.load(i);
-      for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
-        KeyTile<E> keys(head, tile, {}, *space.row);
-        queries.load_keys(keys);
-        for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
-      }
-      for (std::int32_t i = begin; i < end; ++i) queries.store(i);
+  tasks.each([&](Index task, ForwardSpace<E>& space) {
+    const Index first = (groups - 1 - task / f.n_heads % groups) * group;
+    const auto begin = static_cast<std::int32_t>(first),
+               end = static_cast<std::int32_t>(first + group < tiles ? first + group : tiles);
+    const Head head{f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads]};
+    ForwardTask<E> queries{f, head, begin, end, space};
+    for (std::int32_t i = begin; i < end; ++i) queries.load(i);
+    for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
+      KeyTile<E> keys(head, tile, {}, *space.row);
+      queries.load_keys(keys);
+      for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
     }
-  };
-  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
+    for (std::int32_t i = begin; i < end; ++i) queries.store(i);
+  });
 }
 
 void delta_of_rows(Cuda, const DeltaPass& x) {
@@ -228,11 +224,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     space.row->terms.finish(d_terms, h);
     finish(heads_done + h, turn);
   };
-  const auto work = [&](Index worker, Index) {
-    BackwardSpace<E> space = tasks.space_of(worker);
-    for (Index task; tasks.take(task);) go_back(task, space);
-  };
-  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
+  tasks.each(go_back);
 }
 
 }  // namespace

@@ -357,11 +357,9 @@ std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
 
 /// What several tilings list of queries, cut wherever one of them cuts.
 std::vector<Range> common_tiles(std::span<const Tiling* const> all) {
-  List ends;
+  std::set<std::int32_t> ends;
   for (const Tiling* t : all)
-    for (const Range& r : t->q_tile) ends.push_back(r.end);
-  std::ranges::sort(ends);
-  ends.erase(std::ranges::unique(ends).begin(), ends.end());
+    for (const Range& r : t->q_tile) ends.insert(r.end);
   std::vector<Range> tiles;
   for (const std::int32_t end : ends) tiles.push_back({tiles.empty() ? 0 : tiles.back().end, end});
   return tiles;

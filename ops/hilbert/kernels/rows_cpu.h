@@ -66,26 +66,28 @@ constexpr Index kAlone = Index{1} << 19;
 template <class Space> class Tasks {
  public:
   Tasks(const AttentionPass& pass, Index n, Index products, Index entries)
-      : workers(workers_for(pass, n, products)),
+      : workers_(workers_for(pass, n, products)),
         n_(n),
         dim_(pass.sizes.dim),
         entries_(entries),
         bytes_(bytes_of<Space>(pass.sizes.dim, entries)),
-        memory_(workers * bytes_) {}
-  Space space_of(Index worker) const {
-    Carver carver{memory_.block + worker * bytes_};
-    return Space(carver, dim_, entries_);
+        memory_(workers_ * bytes_) {}
+  /// f(task, the space of its worker) of all of them.
+  template <class F> void each(F&& f) {
+    const auto work = [&](Index worker, Index) {
+      Carver carver{memory_.block + worker * bytes_};
+      Space space(carver, dim_, entries_);
+      for (Index task; (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_;) f(task, space);
+    };
+    workers_ == 1 ? work(0, 1) : parallel_for(workers_, 1, work);  // nobody to share with
   }
-  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
-
-  const Index workers;
 
  private:
   static Index workers_for(const AttentionPass& p, Index n, Index products) {
     const Index all = thread_count() < n ? thread_count() : n;
     return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone ? 1 : all;
   }
-  const Index n_, dim_, entries_, bytes_;
+  const Index workers_, n_, dim_, entries_, bytes_;
   const Memory memory_;
   Index next_ = 0;
 };
