@@ -162,13 +162,7 @@ struct Cat final : Function {
     }
     return y;
   }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    std::vector<Tensor> dx;
-    Index begin = 0;
-    for (Index extent : extents)
-      dx.push_back(wants(dx.size()) ? rows_of(dy, axis, begin, extent) : Tensor{}), begin += extent;
-    return dx;
-  }
+  std::vector<Tensor> backward(const Tensor& dy) override { return split(dy, extents, axis); }
 };
 
 }  // namespace

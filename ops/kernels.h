@@ -77,12 +77,13 @@ void mean_loss(Cuda, const double* loss, const std::int64_t* target, Index ignor
                Index rows);
 
 // ---- rotary, dropout ----------------------------------------------------------------------------
-/// x, y: [outer, length, heads, dim]. The first `turning` heads turn, back where the sign is -1.
+/// x, y: [outer, length, heads, dim]. The first `turning` heads turn, back where the sign is -1,
+/// each by the next of so many axes.
 struct Rotation {
-  Index outer, length, heads, dim, turning;
+  Index outer, length, heads, dim, turning, axes;
   int sign;
 };
-// table: cos then sin of [length, dim / 2].
+// table: cos then sin of [length, axes, dim / 2].
 template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>* table, const T* x, T* y);
 
 /// The random bits of elements 8 c .. 8 c + 7 of a key's stream.

@@ -204,7 +204,6 @@ Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& 
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b) { return checked(x, w, b, {}); }
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual) {
   return checked(x, w, b, residual);
 }

@@ -104,8 +104,9 @@ TopK topk(const Tensor& x, Index k);  // the largest in falling order; NaN first
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   double epsilon = 1e-5);                                       // (x - mean) / sqrt(var + eps) w + b
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon = 1e-5);  // x / sqrt(mean x^2 + eps) w; no w: 1
-/// Rotates pairs (x_i, x_{i+D/2}) of [.., L, H, D] by position[l] * base^(-2i/D). positions: i32 or
-/// i64 [L], or 0..L-1. Of the H, the first `heads` turn (all, unless told) and the others pass.
+/// Rotates pairs (x_i, x_{i+D/2}) of [.., L, H, D] by position[l] * base^(-2i/D); positions: i32 or
+/// i64 [L], or 0..L-1. Points [L, a] or [B, L, a], a to 3, turn a parts of D, part j as a head so
+/// wide by coordinate j. The first `heads` of the H turn (all, unless told), the others pass.
 Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>& positions = std::nullopt,
               std::optional<Index> heads = std::nullopt);
 
@@ -114,8 +115,7 @@ Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>&
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// x w + b, and onto a residual stream r + x w + b. x: [.., in], w: [in, out], b: [out] or
 /// undefined, r: [.., out].
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b);
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual);
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual = {});
 Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b);  // gelu_tanh(x w + b)
 
 // ---- picking and placing ------------------------------------------------------------------------

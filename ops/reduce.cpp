@@ -102,11 +102,10 @@ Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepd
 
 Tensor largest(const char* op, const Tensor& x, const Axes& axes, bool keepdim) {
   check_floats(op, x);
-  Max fn(Reduced(op, x.shape(), axes));
-  check(fn.plan.n > 0, op, ": ", x.shape(), " has no elements along the reduced axes; there is no ",
+  const Reduced plan(op, x.shape(), axes);
+  check(plan.n > 0, op, ": ", x.shape(), " has no elements along the reduced axes; there is no ",
         op[1] == 'a' ? "maximum" : "minimum", " of nothing");
-  const Shape kept = fn.plan.kept;
-  return finish(apply(std::move(fn), x), kept, keepdim);
+  return finish(apply(Max(plan), x), plan.kept, keepdim);
 }
 
 }  // namespace

@@ -62,10 +62,11 @@ __global__ void norm_columns_kernel(const __grid_constant__ NormBackward<T> of, 
 
 // A warp turns the heads of a token, a thread N neighbouring pairs at a time.
 template <int N, class T> __global__ void rotate_kernel(Rotation by, const float* table, const T* x, T* y) {
-  const int half = static_cast<int>(by.dim / 2), packs = static_cast<int>(by.heads) * half / N;
+  const int half = static_cast<int>(by.dim / 2), packs = static_cast<int>(by.heads) * half / N,
+            angles = static_cast<int>(by.axes) * half;  // of a token
   const float turn = static_cast<float>(by.sign);
   for (Index token = first_element() / kWarp; token < by.outer * by.length; token += element_step() / kWarp) {
-    const float *const cosines = table + token % by.length * half, *const sines = cosines + by.length * half;
+    const float *const cosines = table + token % by.length * angles, *const sines = cosines + by.length * angles;
     const Index row = token * by.heads * by.dim;
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x % kWarp); i < packs; i += kWarp) {
@@ -73,7 +74,8 @@ template <int N, class T> __global__ void rotate_kernel(Rotation by, const float
       const Index first = row + head * by.dim + d, second = first + half;
       Floats<N> a = load<N>(x + first), b = load<N>(x + second);
       if (head < by.turning) {
-        const Floats<N> c = load<N>(cosines + d), s = load<N>(sines + d), from = a;
+        const int at = i * N % angles;
+        const Floats<N> c = load<N>(cosines + at), s = load<N>(sines + at), from = a;
         for (int e = 0; e < N; ++e) {
           a.x[e] = from[e] * c[e] - b[e] * (s[e] * turn);
           b.x[e] = from[e] * (s[e] * turn) + b[e] * c[e];

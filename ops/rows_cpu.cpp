@@ -71,18 +71,20 @@ void norm_rows_backward(At, const NormBackward<T>& op, Index begin, Index end, w
 
 template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>* table, const T* x, T* y) {
   using W = wide_t<T>;
-  const auto [outer, length, heads, dim, turning, sign] = by;
+  const auto [outer, length, heads, dim, turning, axes, sign] = by;
   const Index half = dim / 2;
   const W turn = static_cast<W>(sign);
   const auto turn_row = [=](Index row) __attribute__((noinline)) {  // a second copy may round otherwise
-    const W *const cosine = table + row % length * half, *const sine = table + (length + row % length) * half;
+    const W* const angles = table + row % length * axes * half;
     const Index first = row * heads * dim, last = first + turning * dim;
-    for (Index h = first; h < last; h += dim)
+    for (Index h = first, at = 0; h < last; h += dim, at = at + half < axes * half ? at + half : 0) {
+      const W *const cosine = angles + at, *const sine = cosine + length * axes * half;
       for (Index i = h; i < h + half; ++i) {
         const W a = static_cast<W>(x[i]), b = static_cast<W>(x[i + half]), c = cosine[i - h], s = sine[i - h] * turn;
         y[i] = static_cast<T>(a * c - b * s);
         y[i + half] = static_cast<T>(a * s + b * c);
       }
+    }
     for (Index i = last; i < first + heads * dim; ++i) y[i] = x[i];
   };
   parallel_each(outer * length, kPiece / (heads * dim + 1) + 1, turn_row);

@@ -57,6 +57,44 @@ TEST(Rotary, OnlyTheFirstHeadsTurnWhereToldSo) {
   EXPECT_EQ(slice(dx, 2, 4, 6).to_vector(), slice(dy, 2, 4, 6).to_vector());
 }
 
+// A part of a head turns as a head so wide would, by its own coordinate.
+TEST(Rotary, PointsTurnEachPartByItsCoordinate) {
+  for (const Index axes : {1, 2, 3})
+    for (const DType type : {DType::f64, DType::f32, DType::i64}) {
+      const Tensor x = randn({2, 5, 3, 12}, {3, 1}, DType::f64), dy = randn(x.shape(), {3, 2}, DType::f64);
+      const Tensor points = converted(mul(randn({2, 5, axes}, {3, 3}, DType::f64), 9), type);
+      Tape tape;
+      tape.watch(x);
+      const Tensor y = rotary(x, 100, points, 2), dx = tape.backward(y, dy)[x];
+      for (Index b = 0; b < 2; ++b)
+        for (Index part = 0; part < axes; ++part) {
+          const auto own = [&](const Tensor& t, Index heads) {
+            return slice(slice(slice(t, 0, b, b + 1), 2, 0, heads), 3, part * 12 / axes, (part + 1) * 12 / axes);
+          };
+          const std::vector<double> at = slice(slice(points, 0, b, b + 1), 2, part, part + 1).to_vector();
+          const auto turned = [&](const Tensor& t, double sign) {
+            Array<double> in(own(t, 2).shape());
+            in.values = own(t, 2).to_vector();
+            std::vector<double> where = at;
+            for (double& coordinate : where) coordinate *= sign;
+            return naive::rotary(in, 100, where).values;
+          };
+          const std::vector<double> got = own(y, 2).to_vector(), want = turned(x, 1), back = turned(dy, -1),
+                                    d = own(dx, 2).to_vector();
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            ASSERT_NEAR(got[i], want[i], 1e-12) << axes;
+            ASSERT_NEAR(d[i], back[i], 1e-12) << axes;
+          }
+        }
+      EXPECT_EQ(slice(y, 2, 2, 3).to_vector(), slice(x, 2, 2, 3).to_vector());
+      const Tensor one = slice(points, 0, 0, 1);
+      EXPECT_EQ(rotary(slice(x, 0, 0, 1), 100, squeeze(one, 0)).to_vector(),
+                rotary(slice(x, 0, 0, 1), 100, one).to_vector());
+    }
+  const Tensor x = randn({2, 5, 3, 8}, {3, 1});
+  EXPECT_EQ(rotary(x, 100, reshape(arange(5), {5, 1})).to_vector(), rotary(x, 100).to_vector());
+}
+
 TEST(Rotary, KeepsLengths) {
   const Tensor x = random(real({9, 3, 8}), 1);
   const std::vector<double> a = sum(square(x), {-1}).to_vector(), b = sum(square(rotary(x)), {-1}).to_vector();
@@ -102,6 +140,11 @@ TEST(Rotary, Refusals) {
   EXPECT_TRUE(refuses([&] { rotary(ones({3, 4})); }, "rotary", {"[3, 4]"}));
   EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, ids({1, 2, 3})); }, "rotary", {"[3]", "2"}));
   EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, ones({2})); }, "rotary", {"positions", "f32"}));
+  EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 8}), 10000, ones({2, 3})); }, "rotary", {"8 dims", "3 parts"}));
+  EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, ones({3, 2})); }, "rotary", {"[3, 2]"}));
+  EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 8}), 10000, ones({2, 4})); }, "rotary", {"[2, 4]"}));
+  EXPECT_TRUE(refuses([&] { rotary(ones({2, 2, 3, 4}), 10000, ones({3, 2, 2})); }, "rotary", {"[3, 2, 2]"}));
+  EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, full({2, 1}, NAN)); }, "rotary", {"not finite"}));
   EXPECT_TRUE(refuses(
       [&] {
         rotary(ones({2, 3, 4}), 10000, from_values(std::vector<Index>{0, 1}, {1, 2}));

@@ -28,16 +28,13 @@ Decision decide(const AttentionPass& p) {
   d.lists = &compact(*p.tiling, !p.terms && !p.causal);
   const auto by_pairs = std::ranges::count_if(d.lists->pair_begin, [](std::int32_t begin) { return begin >= 0; });
   d.route = 2 * by_pairs > std::ssize(d.lists->k_tile) ? Route::cpu_pairs : Route::cpu;
+  d.reason = reason_of(p.terms, false, false);
   return d;
 }
 
 }  // namespace
 
-Decision route(Cpu, const ForwardPass& f) {
-  Decision d = decide(f);
-  d.reason = reason_of(f.terms, false, false);
-  return d;
-}
+Decision route(Cpu, const ForwardPass& f) { return decide(f); }
 
 Decision route(Cpu, const BackwardPass& b, bool whole) {
   Decision d = decide(b);

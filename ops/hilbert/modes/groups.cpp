@@ -144,9 +144,9 @@ void link(const std::vector<PlacedGroup>& parts, Chains& chains) {
 /// Which pairs of the groups attend: outside of the lists, which pads, none.
 void fill_masks(const Tiling& t, const std::vector<PlacedGroup>& parts, GroupBatch& b) {
   b.mask = zeros({b.groups, b.q, b.k}, DType::u8);
-  b.present = zeros({b.groups, b.q, 1}, DType::u8), b.answers = zeros(b.present.shape(), DType::u8);
-  std::uint8_t *const mask = b.mask.mutable_data<std::uint8_t>(),
-                      *const present = b.present.mutable_data<std::uint8_t>(),
+  Tensor& all = b.queries.present;
+  all = zeros({b.groups, b.q, 1}, DType::u8), b.answers = zeros(all.shape(), DType::u8);
+  std::uint8_t *const mask = b.mask.mutable_data<std::uint8_t>(), *const present = all.mutable_data<std::uint8_t>(),
                       *const answers = b.answers.mutable_data<std::uint8_t>();
   const auto each_query = [&](auto&& f) {
     for (Index g = 0; g < b.groups; ++g)
@@ -163,7 +163,7 @@ void fill_masks(const Tiling& t, const std::vector<PlacedGroup>& parts, GroupBat
   });
   each_query([&](const PlacedGroup&, Index, Index row, Index first_row) { present[row] = answers[first_row]; });
   if (std::find(present, present + b.groups * b.q, 0) != present + b.groups * b.q) return;
-  b.present = {};
+  all = {};
   if (b.chains.n == 0) b.answers = {};
 }
 
@@ -178,7 +178,7 @@ GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling
   b.groups = std::ssize(parts), b.grids = tiling.grids;
   const auto documents = std::ssize(plan.spec().documents);
   const Index own_rows = documents > 1 ? documents : 0;  // where each row of the batch has documents of its own
-  const auto rows_of = [&](bool keys, Index n, Index all, List& name) {
+  const auto rows_of = [&](bool keys, Index n, Index all, Index all_heads, List& name) {
     const TokenList &tokens = keys ? t.k_token : t.q_token, &names = keys ? t.k_names() : t.q_names();
     std::vector<Index> index;
     for (const PlacedGroup& p : parts) {
@@ -189,9 +189,11 @@ GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling
         index.push_back(first + tokens[entry]), name.push_back(p.place.k + names[entry]);
       }
     }
-    return GroupRows{index_of(index), {}, b.groups, n, own_rows, counts_up(index, std::max<Index>(own_rows, 1) * all)};
+    const bool in_place = counts_up(index, std::max<Index>(own_rows, 1) * all);
+    return GroupRows{index_of(index), {}, {}, b.groups, n, all, all_heads, own_rows, in_place};
   };
-  b.queries = rows_of(false, b.q, plan.queries(), b.q_name), b.keys = rows_of(true, b.k, plan.length(), b.k_name);
+  b.queries = rows_of(false, b.q, plan.queries(), plan.heads(), b.q_name);
+  b.keys = rows_of(true, b.k, plan.length(), kv_heads, b.k_name);
   for (const PlacedGroup& p : parts) {
     if (own_rows > 0) b.row.push_back(p.place.row);
     b.first.push_back(p.place.k);
@@ -213,8 +215,8 @@ std::vector<GroupBatch> made_batches(const Plan& plan, Index kv_heads, Index bra
       if (t.pairs > 0) out.push_back(batch_of(plan, part, t, {users_of.begin(), users_of.end()}, kv_heads));
     }
   for (GroupBatch& b : out)
-    for (Tensor* x : {&b.queries.index, &b.keys.index, &b.queries.heads, &b.keys.heads, &b.mask, &b.present, &b.answers,
-                      &b.chains.members, &b.chains.home})
+    for (Tensor* x : {&b.queries.index, &b.keys.index, &b.queries.heads, &b.keys.heads, &b.mask, &b.queries.present,
+                      &b.answers, &b.chains.members, &b.chains.home})
       if (*x) *x = moved(*x, device);
   return out;
 }
@@ -228,27 +230,11 @@ Tensor gathered(const Tensor& x, const GroupRows& p) {
   if (p.heads) y = gather(y, 2, p.heads);
   return permute(reshape(y, {y.dim(0), p.groups, p.n, y.dim(2), y.dim(3)}), {0, 3, 1, 2, 4});
 }
-Tensor scattered(const Tensor& x, const GroupRows& p, Index length, Index heads) {
+Tensor scattered(const Tensor& x, const GroupRows& p) {
   Tensor y = reshape(permute(x, {0, 2, 3, 1, 4}), {x.dim(0), p.groups * p.n, x.dim(1), x.dim(4)});
-  if (p.heads) y = scatter_add(y, 2, p.heads, heads);
-  if (!p.in_place) y = scatter_add(y, 1, p.index, std::max<Index>(p.rows, 1) * length);
-  return p.rows > 0 ? reshape(y, {p.rows, length, y.dim(2), y.dim(3)}) : y;
-}
-
-/// Each the other's backward, like gather and scatter_add, which they are made of.
-Tensor gather_rows(const Tensor& x, const GroupRows& picks) {
-  return apply_linear(
-      "gather", x, [=](const Tensor& in) { return gathered(in, picks); },
-      [=, length = x.dim(1), heads = x.dim(2)](const Tensor& dy) { return scattered(dy, picks, length, heads); });
-}
-/// What is not `present` is zero, and gets no gradient, were it NaN.
-Tensor scatter_rows(const Tensor& x, const GroupRows& picks, const Tensor& present, Index length, Index heads) {
-  return apply_linear(
-      "scatter_add", x, [=](const Tensor& in) { return scattered(in, picks, length, heads); },
-      [=](const Tensor& dy) {
-        const Tensor dx = gathered(dy, picks);
-        return present ? where(present, dx, 0.0) : dx;
-      });
+  if (p.heads) y = scatter_add(y, 2, p.heads, p.all_heads);
+  if (!p.in_place) y = scatter_add(y, 1, p.index, std::max<Index>(p.rows, 1) * p.length);
+  return p.rows > 0 ? reshape(y, {p.rows, p.length, y.dim(2), y.dim(3)}) : y;
 }
 
 // ---- softmax ------------------------------------------------------------------------------------
@@ -343,13 +329,19 @@ std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan
 
 GroupShape group_shape(const Tiling& t) { return t.pairs > 0 ? blocks_of(t).shape : GroupShape{}; }
 
-Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gather_rows(x, g.queries); }
-Tensor gather_keys(const Tensor& x, const GroupBatch& g) { return gather_rows(x, g.keys); }
-Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
-  return scatter_rows(x, g.queries, g.present, length, heads);
+// Each the other's backward, like gather and scatter_add, which they are made of.
+Tensor gather_rows(const Tensor& x, const GroupRows& picks) {
+  return apply_linear(
+      "gather", x, [=](const Tensor& in) { return gathered(in, picks); },
+      [=](const Tensor& dy) { return scattered(dy, picks); });
 }
-Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
-  return scatter_rows(x, g.keys, {}, length, heads);
+Tensor scatter_rows(const Tensor& x, const GroupRows& picks) {
+  return apply_linear(
+      "scatter_add", x, [=](const Tensor& in) { return scattered(in, picks); },
+      [=](const Tensor& dy) {
+        const Tensor dx = gathered(dy, picks);
+        return picks.present ? where(picks.present, dx, 0.0) : dx;
+      });
 }
 Tensor softmax(const Tensor& scores, const GroupBatch& g, bool may_mask) {
   return apply(GroupSoftmax({g.mask, g.answers, g.chains, may_mask}), scores);

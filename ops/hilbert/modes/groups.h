@@ -17,9 +17,11 @@ struct Chains {
 /// The rows of groups, n each, of some heads.
 struct GroupRows {
   Tensor index, heads;  // i64 [groups * n]; [heads]: to pick; undefined where that is all of them in order
+  Tensor present;       // u8 [groups, n, 1]: queries that have a key; undefined where all are
   Index groups = 0, n = 0;
-  Index rows = 0;         // of the batch, where groups count through all of them; else 0
-  bool in_place = false;  // the index is 0, 1, 2 ..: nothing to gather
+  Index length = 0, all_heads = 0;  // of the tensor
+  Index rows = 0;                   // of the batch, where groups count through all of them; else 0
+  bool in_place = false;            // the index is 0, 1, 2 ..: nothing to gather
 };
 
 /// The groups of one tiling at all its places, for the heads that use it. What pads one is masked.
@@ -29,8 +31,7 @@ struct GroupBatch : GroupShape {
   std::vector<std::int32_t> row;             // of the batch, of each group; empty: every row has them
   std::vector<std::int32_t> q_name, k_name;  // what dropout calls these tokens
   Tensor mask;                               // u8 [groups, q, k]; undefined where every pair attends
-  Tensor present;                            // u8 [groups, q, 1]: queries that have a key; undefined where all are
-  Tensor answers;                            // of these one of each chain
+  Tensor answers;                            // of queries that have a key, one of each chain
   Chains chains;
   std::vector<Tiling::Sites> grids;  // where tokens lie
   std::vector<std::int32_t> first;   // the token at its start, of each group: of its document
@@ -40,13 +41,11 @@ struct GroupBatch : GroupShape {
 std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
                                                              Device device);
 
-/// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version; B is 1 where groups count
-/// through all rows.
-Tensor gather_queries(const Tensor& x, const GroupBatch& g);
-Tensor gather_keys(const Tensor& x, const GroupBatch& g);
-/// Back: added into zeros of [B, L, H, D].
-Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads);
-Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads);
+/// [B, L, H, D] -> [B, heads, groups, n, D]; B is 1 where groups count through all rows.
+Tensor gather_rows(const Tensor& x, const GroupRows& picks);
+/// Back: added into zeros of [B, L, H, D]. What is not `present` is zero, and gets no gradient,
+/// were it NaN.
+Tensor scatter_rows(const Tensor& x, const GroupRows& picks);
 
 /// From scores [B, heads, groups, q, k]: the weights of the keys that a query attends to, zero for
 /// the others; and their log-sum-exp [B, heads, groups, q, 1], once a query, else zero.

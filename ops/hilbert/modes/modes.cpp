@@ -21,19 +21,19 @@ AttentionResult taped_branch(const Call& call, const Tensor& q, const Tensor& k,
                              bool with_lse) {
   AttentionResult sum;
   Tensor answered;  // 1 for every query that has a key
-  const Index rows = q.dim(1);
   const auto batches = group_batches(call.plan, call.kv_heads, branch, q.device());
   for (const GroupBatch& g : *batches) {
-    const Tensor s = with_terms(call, g, mul(matmul(gather_queries(q, g), transpose(gather_keys(k, g))), call.scale));
+    const Tensor s =
+        with_terms(call, g, mul(matmul(gather_rows(q, g.queries), transpose(gather_rows(k, g.keys))), call.scale));
     const bool may_mask = bool(call.options.terms.bias);
     Tensor p = softmax(s, g, may_mask);
     if (call.options.dropout > 0) p = mul(p, dropout_multipliers(g, p.dim(0), call.heads(), call.options, p.dtype()));
-    add_to(sum.o, scatter_queries(matmul(p, gather_keys(v, g)), g, rows, call.heads()));
+    add_to(sum.o, scatter_rows(matmul(p, gather_rows(v, g.keys)), g.queries));
     if (!with_lse) continue;
-    add_to(sum.lse, scatter_queries(logsumexp(s, g, may_mask), g, rows, call.heads()));
+    add_to(sum.lse, scatter_rows(logsumexp(s, g, may_mask), g.queries));
     Tensor present = ones({1, std::ssize(g.heads), g.groups, g.q, 1}, DType::f32, q.device());
     if (g.answers) present = mul(present, to(g.answers, DType::f32));
-    add_to(answered, scatter_queries(present, g, rows, call.heads()));
+    add_to(answered, scatter_rows(present, g.queries));
   }
   if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
   if (with_lse && sum.lse)
@@ -95,7 +95,8 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
   for (Index branch = 0; branch < branch_count(*call.plan); ++branch) {
     const auto batches = group_batches(call.plan, call.kv_heads, branch, q.device());
     for (const GroupBatch& g : *batches) {
-      const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
+      const Tensor Q = gather_rows(q, g.queries), K = gather_rows(k, g.keys), V = gather_rows(v, g.keys),
+                   dO = gather_rows(d_o, g.queries);
       const Tensor none = scalar_like(q, 0);
       const Tensor cQ = mul(Q, call.scale);
       const Tensor z = matmul(cQ, transpose(K));
@@ -107,7 +108,7 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
       }
       const Tensor S = with_terms(wide_call, g, z);
       std::optional<Tape::Pause> pause(std::in_place);
-      Tensor P = exp(sub(S, gather_queries(lse, g)));  // P  = e^(S - L)
+      Tensor P = exp(sub(S, gather_rows(lse, g.queries)));  // P  = e^(S - L)
       if (g.mask) P = where(g.mask, P, none);
       if (terms[kBiasTensor]) P = where(equal(S, kMinusInfinity), none, P);
       Tensor dP = matmul(dO, transpose(V)), MP = P;  // dP = dO V^T
@@ -115,7 +116,7 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
         const Tensor M = dropout_multipliers(g, P.dim(0), call.heads(), call.options, P.dtype());
         dP = mul(M, dP), MP = mul(M, P);
       }
-      Tensor dS = mul(P, sub(dP, gather_queries(less, g)));  // dS = P (dP - Delta)
+      Tensor dS = mul(P, sub(dP, gather_rows(less, g.queries)));  // dS = P (dP - Delta)
       pause.reset();
       if (tape) {
         const Gradients through = tape->backward(S, dS);
@@ -124,9 +125,9 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Ten
         dS = through[z];
       }
       const Tensor cdQ = mul(matmul(dS, K), call.scale);  // dQ = c dS K
-      dq = add(dq, scatter_queries(cdQ, g, q.dim(1), call.heads()));
-      dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, k.dim(1), call.kv_heads));  // dK = c dS^T Q
-      dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, k.dim(1), call.kv_heads));  // dV = P^T dO
+      dq = add(dq, scatter_rows(cdQ, g.queries));
+      dk = add(dk, scatter_rows(matmul(transpose(dS), cQ), g.keys));  // dK = c dS^T Q
+      dv = add(dv, scatter_rows(matmul(transpose(MP), dO), g.keys));  // dV = P^T dO
     }
   }
   d_terms = finished_terms(call, d_terms, x.terms, x.lse, permute(squeeze(less, -1), {0, 2, 1}));

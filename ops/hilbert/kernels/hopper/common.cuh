@@ -662,8 +662,8 @@ __device__ __forceinline__ std::uint32_t swap_bits(std::uint32_t x, int apart, s
 /// Which weights of a lane's 32 of a cell survive, laid out as a mask's word. Keys come in runs of
 /// eight, whose bits one call of the generator makes: lanes that have parts of the same runs make
 /// four calls each and hand out what they found. `own`, `row`: where the rows of the owner's half
-/// and those of the step begin; kQueries: rows are queries and columns keys. Without kAny there is no
-/// branch, and this runs beside exponentials.
+/// and those of the step begin; kQueries: rows are queries and columns keys. Without kAny there is
+/// no branch, and this runs beside exponentials.
 template <bool kQueries, bool kAny>
 __device__ __forceinline__ std::uint32_t survivors(const Work& w, const RandomKey& key, std::uint32_t head, int own,
                                                    int row, const Lane& at) {
