@@ -15,7 +15,7 @@ template <class E> struct BackwardSpace {
     W* delta;
     std::int32_t last;  // token that causality compares
   };
-  BackwardSpace(Carver& c, Index dim, Index entries) : k(c, dim, true), row(row_space<W>(c, entries)) {
+  BackwardSpace(Carver&& c, Index dim, Index entries) : k(c, dim, true), row(row_space<W>(c, entries)) {
     for (Tile<E>* x : {&k_t, &v_t}) *x = c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile);
     for (Tile<W>* x : {&dk, &dv}) *x = c.tile<W>(kTile, dim);
     for (Tile<W>* x : {&p, &ds}) *x = c.tile<W>(kTile, kTile);

@@ -28,7 +28,7 @@ struct Carver {
 };
 template <class Space> Index bytes_of(Index dim, Index entries) {
   Carver counter;
-  Space(counter, dim, entries);
+  Space(std::move(counter), dim, entries);
   return counter.used;
 }
 
@@ -66,7 +66,7 @@ constexpr Index kAlone = Index{1} << 19;
 template <class Space> class Tasks {
  public:
   Tasks(const AttentionPass& pass, const Compact& t, Index n, Index products, Index entries)
-      : workers_(workers_for(pass, n, products)), pass_(pass), t_(t), n_(n), entries_(entries) {
+      : workers(workers_for(pass, n, products)), pass_(pass), t_(t), n_(n), entries_(entries) {
     for (Index number = 0; listed_ > 0 && number < pass.place_count(); ++number) {
       const Tiling::Place place = pass.place(number);
       const std::int32_t* const along = pass.along + place.row * pass.sizes.queries + place.k;
@@ -75,31 +75,23 @@ template <class Space> class Tasks {
     }
   }
   /// Where an order came with the call: a place's tokens, of queries, then of keys. Else null.
-  std::int32_t* tokens_of(Index place) const {
-    std::byte* const all = memory_.block + workers_ * bytes_;
-    return listed_ > 0 ? reinterpret_cast<std::int32_t*>(all) + place * listed_ : nullptr;
-  }
-  /// f(task, space) of all of them.
-  template <class F> void each(F&& f) {
-    const auto work = [&](Index worker, Index) {
-      Carver carver{memory_.block + worker * bytes_};
-      Space space(carver, pass_.sizes.dim, entries_);
-      for (Index task; (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_;) f(task, space);
-    };
-    workers_ == 1 ? work(0, 1) : parallel_for(workers_, 1, work);  // nobody to share with
-  }
+  std::int32_t* tokens_of(Index place) const { return listed_ > 0 ? tokens_ + place * listed_ : nullptr; }
+  Space space_of(Index i) const { return {Carver{memory_.block + i * bytes_}, pass_.sizes.dim, entries_}; }
+  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
+
+  const Index workers;
 
  private:
   static Index workers_for(const AttentionPass& p, Index n, Index products) {
     const Index all = thread_count() < n ? thread_count() : n;
     return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone ? 1 : all;
   }
-  const Index workers_;
   const AttentionPass& pass_;
   const Compact& t_;
   const Index n_, entries_, bytes_ = bytes_of<Space>(pass_.sizes.dim, entries_);
   const Index queries_ = std::ssize(t_.q_token), listed_ = pass_.along ? queries_ + std::ssize(t_.k_token) : 0;
-  const Memory memory_{workers_ * bytes_ + pass_.place_count() * listed_ * static_cast<Index>(sizeof(std::int32_t))};
+  const Memory memory_{workers * bytes_ + pass_.place_count() * listed_ * static_cast<Index>(sizeof(std::int32_t))};
+  std::int32_t* const tokens_ = reinterpret_cast<std::int32_t*>(memory_.block + workers * bytes_);
   Index next_ = 0;
 };
 
