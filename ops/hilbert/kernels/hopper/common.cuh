@@ -23,9 +23,9 @@ using Half = std::uint16_t;                          // a number of 16 bits, wha
 
 // ---- what a launch is told ---------------------------------------------------------------------
 
-/// What a kernel does to scores and weights: nothing more, dropout, or score terms and maybe
-/// dropout.
-enum class Extra { none, drops, terms };
+/// What a kernel does to scores and weights: nothing more, dropout, of keys in eights or of any, or
+/// score terms and maybe dropout of any.
+enum class Extra { none, drops, drops_any, terms };
 
 /// Rows of one tensor, of results their strides alone; in elements.
 struct Operand {
@@ -295,12 +295,12 @@ inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks&
   p.redo_queries = marks.queries;
   return p;
 }
-/// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
-/// is.
+/// run.operator()<Extra>() of the kernel that has what a pass asks for, and the least beside it.
 template <int D, class F> void with_extra(const AttentionPass& a, bool eights, const F& run) {
-  if (a.terms || ((D > 128 || !eights) && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
+  if (a.terms || (D > 128 && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
   if constexpr (D <= 128)
-    if (a.sizes.dropout != 0) return run.template operator()<Extra::drops>();
+    if (a.sizes.dropout != 0)
+      return eights ? run.template operator()<Extra::drops>() : run.template operator()<Extra::drops_any>();
   run.template operator()<Extra::none>();
 }
 /// Blocks that stay work through all items, one a multiprocessor; else every item has its own, but
@@ -659,11 +659,11 @@ __device__ __forceinline__ std::uint32_t swap_bits(std::uint32_t x, int apart, s
   const std::uint32_t other = (x ^ x >> apart) & mask;
   return x ^ other ^ other << apart;
 }
-/// Which weights of a lane's 32 of a cell survive, laid out as a mask's word. Keys come in runs of
-/// eight, whose bits one call of the generator makes: lanes that have parts of the same runs make
+/// Which weights of a lane's 32 of a cell survive, as a mask's word, or with kQueries (rows are
+/// queries) as keep_pairs() wants them: swap_bits(x, 15, 0xaaaa) turns either way. Keys in runs of
+/// eight have bits that one call of the generator makes: lanes with parts of the same runs make
 /// four calls each and hand out what they found. `own`, `row`: where the rows of the owner's half
-/// and those of the step begin; kQueries: rows are queries and columns keys. Without kAny there is
-/// no branch, and this runs beside exponentials.
+/// and of the step begin. Without kAny there is no branch: exponentials run beside it.
 template <bool kQueries, bool kAny>
 __device__ __forceinline__ std::uint32_t survivors(const Work& w, const RandomKey& key, std::uint32_t head, int own,
                                                    int row, const Lane& at) {
@@ -680,7 +680,7 @@ __device__ __forceinline__ std::uint32_t survivors(const Work& w, const RandomKe
                           u = name(w.lists.k_name, kQueries ? other : mine);
       x |= static_cast<std::uint32_t>(attention_keeps(key, head, t, u, w.drops)) << i;
     }
-    return x;
+    return kQueries ? swap_bits(x, 15, 0xaaaa) : x;
   }
   std::uint32_t query[2], run[2];  // a lane makes columns 16 quad .. of its two rows, or 2 lane .. of sixteen
 #pragma unroll
@@ -701,11 +701,21 @@ __device__ __forceinline__ std::uint32_t survivors(const Work& w, const RandomKe
       for (int k = 0; k < 4; ++k)
         x += __vminu2(__vmaxu2(words[k], below * 0x10001), w.drops * 0x10001) << (4 * k + 2 * i + j);
     }
-  if constexpr (kQueries)
-    return swap_bits(swap_pieces(swap_nibbles(x, 1, at.lane & 1), 2, at.lane & 2 ? 0x3715 : 0x6240), 15, 0xaaaa);
+  if constexpr (kQueries) return swap_pieces(swap_nibbles(x, 1, at.lane & 1), 2, at.lane & 2 ? 0x3715 : 0x6240);
   x = swap_nibbles(swap_pieces(x, 4, at.lane & 4 ? 0x3276 : 0x5410), 8, at.lane & 8);
   x = swap_pieces(x, 16, at.lane & 16 ? 0x3715 : 0x6240);
   return swap_bits(x, 14, 0xcccc);
+}
+
+/// Drops weights packed by pairs whose bit is not set: of a[first + k][x] bit 4 k + x, and the
+/// sixteenth above it. The ends of bytes are spread over halves.
+template <int K> __device__ __forceinline__ void keep_pairs(std::uint32_t (&a)[K][4], int first, std::uint32_t bits) {
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+    std::uint32_t both;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(both) : "r"(bits << (7 - n % 8)), "r"(n < 8 ? 0xaa88 : 0xbb99));
+    a[first + n / 4][n % 4] &= both;
+  }
 }
 
 /// Whether a lane's sums in row `h` of its pair are finite. A product multiplies what is masked by

@@ -45,7 +45,7 @@ struct ForwardProblem : Work {
 template <int D_, int kKeys, Extra kExtra, int kHalves_ = 2> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell, kHalves = kHalves_;
   static constexpr int kProducerRegisters = kHalves == 3 ? 32 : 72;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none, kAny = kExtra > Extra::drops;
   using Queries = Tile<D, kHalves * kCell>;
   using Keys = Tile<D, kKeys>;
   using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes, kHalves>;
@@ -228,13 +228,6 @@ template <class E, class M> struct Attend {
     from.streamed.next();
     k.wait_full();
   }
-  /// The next of a run of full stages: of one visit.
-  __device__ __forceinline__ void go_on() {
-    take();
-    if constexpr (kDrops)
-#pragma unroll
-      for (int& its : row) its += M::Keys::kRows;
-  }
   /// And looks at a stage. What it has was read with the one before, if that was looked at.
   __device__ __forceinline__ void look(bool is_first) {
     const std::uint32_t steps = from.steps(k);
@@ -252,24 +245,11 @@ template <class E, class M> struct Attend {
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
     full = all ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
   }
-  __device__ __forceinline__ void mask_scores(float (&s)[kScores]) const {
-#pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
-  }
-  __device__ __forceinline__ bool drops() const { return kDrops && (!M::kTerms || p.drops != 0); }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
     if constexpr (M::kTerms)
       LaneTerms<E, true, M::Keys::kRows>{p.terms,      its_batch,       its_head, query, from.sites(k),
                                          from.table(), p.lists.q_token, its_row,  row}
           .add(s, p.scale, nullptr);
-  }
-  /// The weights as an operand.
-  __device__ __forceinline__ void pack_weights(std::uint32_t (&a)[2 * kScores / 16][4], float (&s)[kScores]) const {
-    if (drops())
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) mask(s, 32 * i, survive[i], 0.0f);
-    pack<E>(a, s);
   }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
     wgmma_begin();
@@ -301,15 +281,23 @@ template <class E, class M> struct Attend {
     multiply_qk(s);
     if constexpr (kBehind) multiply_pv(o, a, v, first);
     pass_turn();
+    const bool drops = kDrops && (!M::kTerms || p.drops != 0);
+    const auto find_survivors = [&] {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i)
+        survive[i] = survivors<true, M::kAny>(p, M::kAny ? now(p.key) : key, head, own, row[i], at);
+    };
+    if (M::kAny && drops) find_survivors();
     wgmma_wait<kBehind>();
     fence_operand(s);
     add_terms(s);
     k.release();
-    if (kBehind ? kMasked : pairs == Pairs::some) mask_scores(s);
-    softmax.raise_maxima(s, p.scale_log2);
-    if (drops())
+    if (kBehind ? kMasked : pairs == Pairs::some)
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) survive[i] = survivors<true, M::kTerms>(p, key, head, own, row[i], at);
+      for (int i = 0; i < kParts; ++i)
+        if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
+    softmax.raise_maxima(s, p.scale_log2);
+    if constexpr (kDrops && !M::kAny) find_survivors();
     softmax.exponentiate(s, p.scale_log2);
     if constexpr (kBehind) {
       wgmma_wait<0>();
@@ -317,7 +305,10 @@ template <class E, class M> struct Attend {
       fence_operand(s);  // nothing is packed above the wait, or two copies of P would be alive
       v.release();
     }
-    pack_weights(a, s);
+    pack<E>(a, s);
+    if (drops)
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) keep_pairs(a, 4 * i, survive[i]);
     if (kBehind || !first) softmax.rescale(o);
   }
   /// P V alone, of the stage whose scores were packed last.
@@ -363,7 +354,8 @@ template <class E, class M> struct Attend {
       }
 #pragma unroll 1
       for (; full > 0; --full) {
-        if (done) go_on();
+        if (done) take();  // a run is of one visit
+        for (int& its : row) its += done ? M::Keys::kRows : 0;
         weigh<true, false>(v, s, a, o, softmax, first);
         v = k.behind(), first = false, done = true;
       }

@@ -46,7 +46,7 @@ struct Pass : Work {
 template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128, kBehind = false;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none, kAny = kExtra > Extra::drops;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
   // A stage has both tiles of a step; or, where they are too large, one.
@@ -214,7 +214,6 @@ template <class E, class M, int N> struct Accumulate {
   const int (&step_row)[1];
   const RowSite (&owned)[2];  // with kTerms: rows, and where their gradients go
   TermCollector<D>& collected;
-  const RandomKey key = now(p.key);
 
   __device__ __forceinline__ auto of(std::uint32_t streamed, const ByRow& owned) const {
     if constexpr (M::kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
@@ -299,12 +298,12 @@ template <class E, class M, int N> struct Accumulate {
       };
       constexpr bool kLate = kValues || (kTerms && D > 64);  // not for dV; and terms want its registers
       if constexpr (!kLate) multiply_second();
+      std::uint32_t survive = ~0u;
+      if (kDrops && (!kTerms || p.drops != 0))
+        survive = survivors<!M::kKeys, M::kAny>(p, now(p.key), p.stream_of(x.batch, head), own_row, row, at);
+      if constexpr (kDrops && !M::kKeys) survive = swap_bits(survive, 15, 0xaaaa);
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
-      std::uint32_t survive = ~0u;
-      if constexpr (kDrops)
-        if (!kTerms || p.drops != 0)
-          survive = survivors<!M::kKeys, kTerms>(p, key, p.stream_of(x.batch, head), own_row, row, at);
       std::uint32_t slope[16];
       if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
