@@ -22,16 +22,6 @@ struct Marks {
 };
 constexpr std::uint32_t kWholeTile = ~0u;
 
-/// Whether slopes times distances of tokens that count up are all its terms.
-inline bool are_distances(const AttentionPass& p) {
-  const Terms& t = *p.terms;
-  return !p.along && t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data &&
-         p.tiling->q_names().counts_up() && p.tiling->k_names().counts_up();
-}
-
-/// Or a cap.
-inline bool is_cap(const Terms& t) { return t.cap != 0 && !t.slopes && !t.table && !t.bias.data; }
-
 // masks.cu: the masks of owners' compared cells, for Hopper's kernels; zeroes `taken`.
 void make_masks(Cuda, const AttentionPass& pass, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken);

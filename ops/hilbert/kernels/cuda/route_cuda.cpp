@@ -66,13 +66,20 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   return stored ? Reason() : kUnaligned;
 }
 
+/// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes'
+/// gradient.
+bool are_distances(const BackwardPass& b) {
+  const Terms& t = *b.terms;
+  return !b.along && t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data && !b.of_terms &&
+         b.tiling->q_names().counts_up() && b.tiling->k_names().counts_up();
+}
+
 /// Why one pass that adds up dQ does not serve. It saves two of seven products, but loses
 /// where most cells are masked, or where an owner gathers rows for few meetings.
 Reason why_not_one_pass(const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";
-  if (b.terms && (b.of_terms || !are_distances(b)))
-    return "one pass knows of score terms only distances of tokens that count up";
+  if (b.terms && !are_distances(b)) return "one pass knows of score terms only distances of tokens that count up";
   const VisitSide& keys = visits(*b.tiling).keys;
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there

@@ -23,9 +23,9 @@ using Half = std::uint16_t;                          // a number of 16 bits, wha
 
 // ---- what a launch is told ---------------------------------------------------------------------
 
-/// What a kernel does to scores and weights: nothing more, dropout, of keys in eights or of any,
-/// distances alone (see are_distances()), a cap alone, or score terms and maybe dropout of any.
-enum class Extra { none, distances, cap, drops, drops_any, terms };
+/// What a kernel does to scores and weights: nothing more, dropout, of keys in eights or of any, or
+/// score terms and maybe dropout of any.
+enum class Extra { none, drops, drops_any, terms };
 
 /// Rows of one tensor, of results their strides alone; in elements.
 struct Operand {
@@ -569,13 +569,12 @@ __device__ __forceinline__ void run_block(const Problem& p, const Multiply& mult
 
 // ---- products ----------------------------------------------------------------------------------
 
-/// d = A B^T, of the 64 rows at a and those of B; with kAdds, d += A B^T.
-template <class E, class A, class B, bool kAdds = false, int N>
+/// d = A B^T, of the 64 rows at a and those of B.
+template <class E, class A, class B, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[N], std::uint32_t a, std::uint32_t b) {
 #pragma unroll
   for (int k = 0; k < A::kSteps; ++k)
-    wgmma<E, 0, 0>(d, operand(a, along_columns(k, A::kPanel), 0), operand(b, along_columns(k, B::kPanel), 0),
-                   kAdds || k > 0);
+    wgmma<E, 0, 0>(d, operand(a, along_columns(k, A::kPanel), 0), operand(b, along_columns(k, B::kPanel), 0), k > 0);
 }
 /// d += A B, or d = A B where accumulate is 0; A in registers, the columns of B in blocks of up to
 /// 128.

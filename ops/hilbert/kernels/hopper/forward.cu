@@ -38,18 +38,14 @@ struct ForwardProblem : Work {
   const float* before;
   Operand before_rows;
   bool wide, fresh;
-  Divisor heads_each;   // query heads that share a key head
-  const float* slopes;  // with kDistances, of each head
-  int apart;            // by so much the first query's token is larger than the first key's
-  float cap, inverse_cap;
+  Divisor heads_each;  // query heads that share a key head
   ScoreTerms terms;
 };
 
 template <int D_, int kKeys, Extra kExtra, int kHalves_ = 2> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell, kHalves = kHalves_;
   static constexpr int kProducerRegisters = kHalves == 3 ? 32 : 72;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra >= Extra::drops, kAny = kExtra > Extra::drops,
-                        kDistances = kExtra == Extra::distances, kCaps = kExtra == Extra::cap;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none, kAny = kExtra > Extra::drops;
   using Queries = Tile<D, kHalves * kCell>;
   using Keys = Tile<D, kKeys>;
   using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes, kHalves>;
@@ -198,7 +194,7 @@ struct OnlineSoftmax {
 /// The scores of a warpgroup's 64 queries, stage by stage, their softmax, and the product with V.
 template <class E, class M> struct Attend {
   static constexpr int D = M::D, kParts = M::kSteps, kScores = 32 * kParts;
-  static constexpr bool kDrops = M::kDrops, kPlaces = kDrops || M::kDistances;
+  static constexpr bool kDrops = M::kDrops;
   using KeyRing = typename M::StreamedRing;
   const ForwardProblem& p;
   const Lane at;
@@ -210,10 +206,8 @@ template <class E, class M> struct Attend {
   int full = 0;        // how many stages from it on are full, as far as that is known
   int2 ahead[kParts];  // cells of the stage behind it, if it was looked at
   std::uint32_t word[kParts];
-  // With kPlaces: where rows begin; with kDrops, the words of what survives; with kDistances, what a
-  // score loses by a token.
+  // With kDrops: where rows begin, and the words of what survives.
   int row[kParts], own = 0;
-  float slope = 0;
   std::uint32_t head = 0, survive[kParts];
   RandomKey key = now(p.key);
   // With kTerms: an item's batch and head, and the lane's queries.
@@ -246,38 +240,20 @@ template <class E, class M> struct Attend {
       ahead[i] = load_shared<int2>(its + kParts * 16 + 8);
       cell[i] = step.cell(at.half), word[i] = word_of(p, step, at);
       any = any || cell[i] != Visits::kEmpty, all = all && step.is_full(M::kHalves);
-      if constexpr (kPlaces) row[i] = load_shared<int>(its);
+      if constexpr (kDrops) row[i] = load_shared<int>(its);
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
     full = all ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
   }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
-    if constexpr (M::kCaps) cap_scores(s, p.scale, p.cap, p.inverse_cap, [](int, __half2) {});
     if constexpr (M::kTerms)
       LaneTerms<E, true, M::Keys::kRows>{p.terms,      its_batch,       its_head, query, from.sites(k),
                                          from.table(), p.lists.q_token, its_row,  row}
           .add(s, p.scale, nullptr);
   }
-  /// What distances take of scores that are not scaled yet: products go on from there. One
-  /// instruction a score where all keys of a stage stand before all queries.
-  __device__ __forceinline__ void begin_scores(float (&s)[kScores]) const {
-    const int apart = p.apart + own;
-    const auto each = [&](const auto& f) {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i)
-        s[i] = f(static_cast<float>(apart + at.row % kCell + i / 2 % 2 * 8 - row[i / 32] - 2 * at.quad()),
-                 static_cast<float>(column_of(i)));
-    };
-    bool behind = true;
-#pragma unroll
-    for (const int its : row) behind = behind && apart - its >= kCell;
-    if (behind) each([&](float first, float column) { return fmaf(slope, column, -slope * first); });
-    else each([&](float first, float column) { return -slope * fabsf(first - column); });
-    fence_operand(s);
-  }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
     wgmma_begin();
-    multiply_rows<E, typename M::Queries, typename M::Keys, M::kDistances>(s, from.owned.tile() + at.rows(), k.tile());
+    multiply_rows<E, typename M::Queries, typename M::Keys>(s, from.owned.tile() + at.rows(), k.tile());
     wgmma_commit();
   }
   __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[2 * kScores / 16][4],
@@ -301,7 +277,6 @@ template <class E, class M> struct Attend {
   template <bool kBehind, bool kMasked>
   __device__ __forceinline__ void weigh(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
                                         float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
-    if constexpr (M::kDistances) begin_scores(s);
     wait_turn();
     multiply_qk(s);
     if constexpr (kBehind) multiply_pv(o, a, v, first);
@@ -346,9 +321,7 @@ template <class E, class M> struct Attend {
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
   __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
-    if constexpr (kPlaces) own = x.row + at.half * kCell;
-    if constexpr (kDrops) head = p.stream_of(x.batch, x.head);
-    if constexpr (M::kDistances) slope = __ldg(p.slopes + x.head) / p.scale;
+    if constexpr (kDrops) own = x.row + at.half * kCell, head = p.stream_of(x.batch, x.head);
     if constexpr (M::kTerms) {
       its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
@@ -469,11 +442,8 @@ __global__ void __launch_bounds__((1 + M::kHalves) * kWarpgroup, 1)
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
   const Source q = source_of(f.q, f, false), k = source_of(f.k, f, true), v = source_of(f.v, f, true);
   const VisitsView& visits = visits_on_device(*f.tiling, where);
-  // Scores that are not scaled yet are in f32: slopes over the scale must be, too.
-  const bool narrow = f.o.type != DType::f32, alone = D <= 128 && f.terms && f.sizes.dropout == 0 && f.fresh && narrow,
-             distances = alone && are_distances(f) && f.sizes.scale > 1e-6, caps = alone && is_cap(*f.terms);
-  const bool threes = D == 64 && (f.terms ? distances || caps : f.sizes.dropout == 0) && narrow &&
-                      visits.queries.wide && !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
+  const bool threes = D == 64 && !f.terms && f.sizes.dropout == 0 && f.o.type != DType::f32 && visits.queries.wide &&
+                      !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
   const auto with = [&](const Work& work) {
     ForwardProblem p{work};
     p.q = q, p.k = k, p.v = v;
@@ -491,34 +461,21 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     }
     p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
-      constexpr bool kMerges = !M::kDistances && !M::kCaps;
-      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, kMerges> : forward_kernel<E, M, false>;
+      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0, kItems,
             (1 + M::kHalves) * kWarpgroup);
     };
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms)
         p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
-      if constexpr (D == 64 && kExtra < Extra::drops)
-        if (threes) return run.template operator()<Layout<D, 2 * kCell, kExtra, 3>>();
       // There are registers for what is looked up of 64 keys.
       const bool looks_up = f.terms && (f.terms->table || f.terms->slopes_on_grid);
       if constexpr (D <= (kExtra == Extra::terms ? 64 : 128))
         if (p.side.wide && !looks_up) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
-    if constexpr (D <= 128) {
-      if (distances && !p.wide) {
-        p.slopes = static_cast<const float*>(f.terms->slopes);
-        p.apart = f.tiling->q_names()[0] - f.tiling->k_names()[0];
-        return with_steps.template operator()<Extra::distances>();
-      }
-      if (caps && !p.wide) {
-        p.cap = static_cast<float>(f.terms->cap), p.inverse_cap = static_cast<float>(1 / f.terms->cap);
-        p.scale_log2 = kLog2e;
-        return with_steps.template operator()<Extra::cap>();
-      }
-    }
+    if constexpr (D == 64)
+      if (threes) return run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
     with_extra<D>(f, visits.eights && !f.along, with_steps);
     if (p.part_rows != 0) add_parts(where, parts);
   };

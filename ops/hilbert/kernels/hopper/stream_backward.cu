@@ -46,7 +46,7 @@ struct Pass : Work {
 template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128, kBehind = false;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra >= Extra::drops, kAny = kExtra > Extra::drops;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none, kAny = kExtra > Extra::drops;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
   // A stage has both tiles of a step; or, where they are too large, one.

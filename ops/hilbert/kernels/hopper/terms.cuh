@@ -1,5 +1,4 @@
 #pragma once
-#include <cuda_fp16.h>
 #include "ops/hilbert/kernels/hopper/common.cuh"
 #include "ops/hilbert/kernels/cuda/terms.cuh"
 
@@ -94,38 +93,31 @@ __device__ __forceinline__ void copy_site(const ScoreTerms& t, std::uint32_t to,
     copy_4(to + static_cast<std::uint32_t>(plane * kRows + mine) * 4, from + plane, there);
 }
 
-/// s = cap tanh(scale s / cap), and f(i, the slopes of scores i and i + 1 in f16). Where the scores
-/// of a warp are small beside the cap, which they mostly are, tanh takes a small share of one, and
-/// f16 is enough for that share: the unit of exponentials has others to make.
-template <int N, class F>
-__device__ __forceinline__ void cap_scores(float (&s)[N], float scale, float cap, float inverse_cap, const F& f) {
-  constexpr float kSmall = 0.375f;
-  const float ratio = scale * inverse_cap;
+/// The slope of tanh, and it. Where the scores of a warp are all small, which with a cap they
+/// mostly are, a polynomial: the unit of exponentials has others to make.
+template <int N, class F> __device__ __forceinline__ void for_tanh(float (&s)[N], float inverse_cap, const F& f) {
+  constexpr float kSmall = 0.75f;
   float most = 0;
 #pragma unroll
-  for (const float x : s) most = fmaxf(most, fabsf(x));
-  const auto all = [&](const auto& capped) {
+  for (float& x : s) x *= inverse_cap, most = fmaxf(most, fabsf(x));
+  const auto all = [&](const auto& tanh) {
 #pragma unroll
-    for (int i = 0; i < N; i += 2) f(i, capped(s[i], s[i + 1]));
+    for (int i = 0; i < N; i += 2) {
+      const float a = tanh(s[i]), b = tanh(s[i + 1]);
+      s[i] = a, s[i + 1] = b;
+      f(i, fmaf(-a, a, 1), fmaf(-b, b, 1));
+    }
   };
-  const auto slope_of = [](__half2 tanh) { return __hfma2(__hneg2(tanh), tanh, __float2half2_rn(1)); };
-  if (__all_sync(~0u, most * ratio <= kSmall))
-    all([&](float& a, float& b) {
-      const __half2 x = __floats2half2_rn(a * ratio, b * ratio), y = __hmul2(x, x);
-      const __half2 less =
-          __hmul2(y, __hfma2(y, __hfma2(y, __float2half2_rn(-0.0496347f), __float2half2_rn(0.1331089f)),
-                             __float2half2_rn(-0.3333316f)));
-      a *= scale, b *= scale;
-      a = fmaf(a, __low2float(less), a), b = fmaf(b, __high2float(less), b);
-      return slope_of(__hfma2(x, less, x));
+  if (__all_sync(~0u, most <= kSmall))
+    all([](float x) {
+      const float y = x * x;
+      return x * fmaf(y,
+                      fmaf(y, fmaf(y, fmaf(y, fmaf(y, -0.00478907659f, 0.0196918276f), -0.0534030169f), 0.133267598f),
+                           -0.333330823f),
+                      1);
     });
   else  // 1 - 2 / (e^2x + 1)
-    all([&](float& a, float& b) {
-      const auto tanh = [&](float x) { return 1 - __fdividef(2, exp2_fast(x * ratio * (2 * kLog2e)) + 1); };
-      const float2 x = {tanh(a), tanh(b)};
-      a = cap * x.x, b = cap * x.y;
-      return slope_of(__float22half2_rn(x));
-    });
+    all([](float x) { return 1 - __fdividef(2, exp2_fast(x * (2 * kLog2e)) + 1); });
 }
 
 /// The terms of a batch and a query head, for a lane: `own` are its rows. kQueries: they are
@@ -225,13 +217,13 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
   __device__ __forceinline__ std::uint32_t add(float (&s)[kColumns / 2], float scale,
                                                std::uint32_t (*slope)[16]) const {
     if (t.cap != 0) {
-      cap_scores(s, scale, t.cap, t.inverse_cap, [&](int i, __half2 steep) {
-        if (slope) (*slope)[i / 2 % 16] = *reinterpret_cast<const std::uint32_t*>(&steep);
+      for_tanh(s, scale * t.inverse_cap, [&](int i, float a, float b) {
+        if (slope) (*slope)[i / 2 % 16] = pack_pair<f16>(a, b);
       });
-    } else {
-#pragma unroll
-      for (float& x : s) x *= scale;
+      scale = t.cap;
     }
+#pragma unroll
+    for (float& x : s) x *= scale;
     if (t.of.slopes) {
       const float steep = -__ldg(static_cast<const float*>(t.of.slopes) + h);
       each_distance([&](int i, float distance) { s[i] = fmaf(steep, distance, s[i]); });
