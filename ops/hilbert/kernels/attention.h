@@ -86,7 +86,7 @@ struct AttentionPass {
 
 /// o [B, Lq, H, D], of the type of q or of its Stat, and lse [B, H, Lq] hold the state of an online
 /// softmax: where `fresh`, rows of q_token are written, (0, -inf) without keys; else they continue
-/// from what is there, which merges this tiling with those before it.
+/// from what is there (on a GPU O from `before` alone), which merges this tiling with those before.
 struct ForwardPass : AttentionPass {
   Output o;
   void* lse;  // Stat

@@ -476,7 +476,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     };
     if constexpr (D == 64)
       if (threes) return run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
-    with_extra<D>(f, visits.eights && !f.along, with_steps);
+    with_extra<D>(f, p.eights, with_steps);
     if (p.part_rows != 0) add_parts(where, parts);
   };
   for_portions<false>(where, f, marks, !threes, with, 1, threes);

@@ -20,7 +20,7 @@ inline const Tiling& walked(const AttentionPass& p, bool keys_own) {
 
 // Each is compiled once a type and head dim, HILT_TYPE and HILT_DIM.
 
-// forward.cu. o is of 16 bits, and fresh, or of f32 and goes on from what is there.
+// forward.cu. o is of 16 bits, and L alone may go on (of a sink), or of f32 and both go on.
 template <class E, int D> void forward(Cuda, const ForwardPass&, const Marks&);
 // one_owner_backward.cu: where one owner has all the keys of a query, D up to 128, or where owners
 // come in pairs that have them, D up to kPairDim, no grouped heads; writes 16 bits.
