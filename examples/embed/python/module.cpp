@@ -45,65 +45,35 @@ DType dtype_of_torch(const nb::object& type, bool whole) {
 struct Names {
   static nb::handle made(const char* text) { return PyUnicode_InternFromString(text); }
   nb::handle shape = made("shape"), stride = made("stride"), dtype = made("dtype"), is_cpu = made("is_cpu"),
-             is_cuda = made("is_cuda"), get_device = made("get_device"), data_ptr = made("data_ptr"),
-             exchange = made("__dlpack_c_exchange_api__");
+             is_cuda = made("is_cuda"), get_device = made("get_device"), data_ptr = made("data_ptr");
 };
 const Names& names() {
   static const Names made;
   return made;
 }
 
-/// DLPack's table of a library: it looks at a tensor, and makes one of what it is lent, in C.
-struct Exchange {
-  dlpack::DLPackVersion version;
-  const void *older, *allocate, *lend;
-  int (*take)(dlpack::DLManagedTensorVersioned*, void**);
-  int (*look)(void*, dlpack::DLTensor*);  // or null
-};
-const Exchange* exchange_of(nb::handle x) {  // null before torch 2.10
-  const nb::object capsule = nb::getattr(x.type(), names().exchange, nb::none());
-  if (capsule.is_none()) return nullptr;
-  const auto* table = static_cast<const Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (!table) PyErr_Clear();
-  return table && table->version.major == 1 ? table : nullptr;
-}
-bool looks(nb::handle x, dlpack::DLTensor& t) {
-  const Exchange* const table = exchange_of(x);
-  const bool seen = table && table->look && table->look(x.ptr(), &t) == 0;
-  if (!seen) PyErr_Clear();  // attributes will say why
-  return seen && (t.device.device_type == dlpack::kCpu || t.device.device_type == dlpack::kCuda);
-}
-
-/// A torch tensor where it lies. That table, or a few attributes, cost less than a DLPack capsule,
-/// and need no reference: the caller holds it until the call is over.
+/// A torch tensor where it lies. A few attributes cost less than a DLPack capsule, and need no
+/// reference: the caller holds it until the call is over.
 Tensor of_torch(nb::handle x, bool whole) {
-  const DType dtype = dtype_of_torch(x.attr(names().dtype), whole);
+  const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
   Shape shape;
   Strides strides{};
+  const auto rank = nb::len(extents);
   Index last = 0;
-  const auto add_axis = [&](Index extent, Index step) {
-    shape.push_back(extent), strides[static_cast<std::size_t>(shape.rank() - 1)] = step, last += (extent - 1) * step;
-  };
+  for (std::size_t i = 0; i < rank; ++i) {
+    shape.push_back(PyLong_AsLongLong(PyTuple_GetItem(extents.ptr(), static_cast<Py_ssize_t>(i))));
+    strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps.ptr(), static_cast<Py_ssize_t>(i)));
+    last += (shape[-1] - 1) * strides[i];
+  }
+  const DType dtype = dtype_of_torch(x.attr(names().dtype), whole);
   Device device;
-  std::byte* data = nullptr;
-  if (dlpack::DLTensor t; looks(x, t)) {
-    for (int i = 0; i < t.ndim; ++i) add_axis(t.shape[i], t.strides[i]);
-    if (t.device.device_type == dlpack::kCuda) device = {Device::Kind::cuda, t.device.device_id};
-    data = static_cast<std::byte*>(t.data) + t.byte_offset;
-  } else {
-    const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
-    for (Py_ssize_t i = 0; i < PyTuple_Size(extents.ptr()); ++i)
-      add_axis(PyLong_AsLongLong(PyTuple_GetItem(extents.ptr(), i)),
-               PyLong_AsLongLong(PyTuple_GetItem(steps.ptr(), i)));
-    if (!nb::cast<bool>(x.attr(names().is_cpu))) {
-      if (!nb::cast<bool>(x.attr(names().is_cuda)))
-        fail("attention: a tensor on ", text_of(x.attr("device")), "; expected cpu or cuda; move it there with .to()");
-      device = {Device::Kind::cuda, nb::cast<int>(x.attr(names().get_device)())};
-    }
-    if (shape.numel() > 0)
-      data = static_cast<std::byte*>(PyLong_AsVoidPtr(nb::object(x.attr(names().data_ptr)()).ptr()));
+  if (!nb::cast<bool>(x.attr(names().is_cpu))) {
+    if (!nb::cast<bool>(x.attr(names().is_cuda)))
+      fail("attention: a tensor on ", text_of(x.attr("device")), "; expected cpu or cuda; move it there with .to()");
+    device = {Device::Kind::cuda, nb::cast<int>(x.attr(names().get_device)())};
   }
   if (shape.numel() == 0) return empty(shape, dtype, device);
+  void* const data = PyLong_AsVoidPtr(nb::object(x.attr(names().data_ptr)()).ptr());
   check(data != nullptr, "attention: a tensor ", shape, " without memory (on the meta device, or a tracer's)");
   return {Storage::borrow(data, static_cast<std::size_t>(last + 1) * size_of(dtype), device, nullptr), shape, strides,
           0, dtype};
@@ -157,16 +127,7 @@ nb::object capsule_of(const Array& x) {
   return nb::steal(capsule);
 }
 
-/// None, a tensor of the library that has this table, or else an Array.
-nb::object given_back(Tensor x, const Exchange* to) {
-  if (!x) return nb::none();
-  if (!to) return nb::cast(Array{std::move(x)});
-  auto lent = to_dlpack(x, dlpack::Access::write);
-  void* made = nullptr;
-  if (to->take(lent.get(), &made) != 0) throw nb::python_error();
-  (void)lent.release();
-  return nb::steal(static_cast<PyObject*>(made));
-}
+nb::object array_or_none(Tensor x) { return x ? nb::cast(Array{std::move(x)}) : nb::none(); }
 
 nb::dict array_interface(Array& x) {
   check(x.tensor.device().is_cpu() && x.tensor.dtype() != DType::bf16, "NumPy has no arrays of ", x.tensor.dtype(),
@@ -297,8 +258,7 @@ nb::tuple forward(const NativeCall& call, std::optional<std::uint64_t> seed, boo
     if (with_lse) r = attention_with_lse(in.q, in.k, in.v, call.plan, in.options);
     else r.o = attention(in.q, in.k, in.v, call.plan, in.options);
   });
-  const Exchange* const to = exchange_of(tensors[0]);
-  return nb::make_tuple(given_back(std::move(r.o), to), given_back(std::move(r.lse), to));
+  return nb::make_tuple(array_or_none(std::move(r.o)), array_or_none(std::move(r.lse)));
 }
 
 /// Gradients of those that are wanted and there. known: forward's o, lse, theirs.
@@ -320,7 +280,7 @@ nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, con
     d = attention_gradients(in.q, in.k, in.v, given, {dy, given_d.lse}, call.plan, in.options, bits);
   });
   nb::list out;
-  for (Tensor& x : d) out.append(given_back(std::move(x), exchange_of(tensors[0])));
+  for (Tensor& x : d) out.append(array_or_none(std::move(x)));
   return out;
 }
 
