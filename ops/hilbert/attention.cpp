@@ -73,7 +73,6 @@ template <class F> void each_sequence(const Call& call, const Tensor& q, const T
     AttentionOptions own = call.options;
     own.first_batch += b, own.permutation = {};
     if (own.terms.bias) own.terms.bias = sequence_of(own.terms.bias, b);
-    if (own.terms.points) own.terms.points = sequence_of(own.terms.points, b);
     f(b, call.plan->takes_order() ? plan_along(call, b) : plan_of_sequence(call.plan, q, k, b), own);
   }
 }

@@ -22,7 +22,6 @@ struct Call {
   Tensor token_at = {};  // at each position, i32, where kernels follow an order; on a GPU of one row or of all
   bool causal = false;   // and by token, which such a plan leaves to them
   Tensor table = {};     // relative [H, entries] and a 0, where some tokens lie on no grid
-  Tensor points = {};    // [1 or B, L] of Site, where relative looks at these
 
   Index heads() const { return plan->heads(); }
   /// Whether rows of a GPU's batch have an order each, and so passes of their own.

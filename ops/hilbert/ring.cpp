@@ -142,7 +142,6 @@ AttentionResult run(std::array<Tensor, 3> in, const ShardPlanPtr& shard, const C
         " is not for several ranks; use fused");
   Call call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options,
                            shard->length(), shard->length(), in[0], in[1], in[2]);
-  check(!call.points, "ring_attention: relative by points is not for several ranks");
   const kernels::Terms terms = kernel_terms(call);
   check(shard->plan().spec().documents.empty() || !(terms.slopes_on_grid || terms.table_on_grid),
         "ring_attention: alibi and relative on the grids of documents are not for several ranks, and these are ",

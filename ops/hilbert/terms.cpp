@@ -19,29 +19,23 @@ bool distances_on_grid(const Plan& plan) { return std::ranges::any_of(plan.spec(
 
 // ---- blocks of pairs, for taped and hybrid ------------------------------------------------------
 
-/// f(query's token, key's token, group, row of the batch) of all pairs: i32 [rows, groups, q, k].
-template <class F> Tensor of_pairs(const GroupBatch& g, F&& f, Index rows = 1) {
-  Tensor x = empty({rows, g.groups, g.q, g.k}, DType::i32);
+/// f(query's token, key's token, group) of all pairs of a batch: i32 [groups, q, k].
+template <class F> Tensor of_pairs(const GroupBatch& g, F&& f) {
+  Tensor x = empty({g.groups, g.q, g.k}, DType::i32);
   std::int32_t* const out = x.mutable_data<std::int32_t>();
-  const Index queries = g.groups * g.q;
-  parallel_for(rows * queries, 64, [&](Index begin, Index end) {
-    for (Index i = begin; i < end; ++i)
-      for (Index query = i % queries, group = query / g.q, j = 0; j < g.k; ++j)
-        out[i * g.k + j] = narrow(f(g.q_name[at(query)], g.k_name[at(group * g.k + j)], at(group), i / queries));
+  parallel_for(g.groups * g.q, 64, [&](Index begin, Index end) {
+    for (Index row = begin; row < end; ++row)
+      for (Index j = 0; j < g.k; ++j)
+        out[row * g.k + j] = narrow(f(g.q_name[at(row)], g.k_name[at(row / g.q * g.k + j)], at(row / g.q)));
   });
   return moved(x, g.queries.index.device());
 }
-/// f(query's site, key's site), each in its document, or of the points there.
-template <class F>
-Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f, const kernels::Terms& terms = {}, Index rows = 1) {
-  const auto of = [&](std::int32_t t, std::int32_t u, std::size_t group, Index b) {
-    const kernels::Site* const points = terms.points_of(g.row.empty() ? b : g.row[group], g.first[group]);
-    const auto site = [&](std::int32_t token) {
-      return points ? points[token] : kernels::site_of(g.grids, on_grid, token);
-    };
-    return f(site(t - g.first[group]), site(u - g.first[group]));
-  };
-  return of_pairs(g, of, rows);
+/// f(query's site, key's site), each in its document.
+template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
+  return of_pairs(g, [&](std::int32_t t, std::int32_t u, std::size_t group) {
+    return f(kernels::site_of(g.grids, on_grid, t - g.first[group]),
+             kernels::site_of(g.grids, on_grid, u - g.first[group]));
+  });
 }
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
   return g.queries.heads && x.dim(axis) > 1 ? gather(x, axis, g.queries.heads) : x;
@@ -78,17 +72,8 @@ void check_relative(const Call& call, const Tensor& x) {
   for (int i = 1; i < x.rank(); ++i)
     check(x.dim(i) % 2 == 1, "relative: table ", x.shape(), " has an even extent, ", x.dim(i),
           "; offsets from -r to r are 2 r + 1");
-  const PlanSpec& spec = call.plan->spec();
-  if (const Tensor& points = call.options.terms.points) {
-    const Shape one{spec.length, x.rank() - 1}, each{call.batch, spec.length, x.rank() - 1};
-    check(points.dtype() == DType::i32 && points.rank() > 1 && points.dim(-1) == one[1] &&
-              (points.numel() == one.numel() || points.numel() == each.numel()),
-          "relative: points are ", points.dtype(), points.shape(), ", the table ", x.shape(), "; expected i32 ", one,
-          " or ", each);
-    return check(prefix_of(spec.pattern) == 0, "relative: points do not go with a prefix, as in ",
-                 to_string(spec.pattern));
-  }
   if (x.rank() == 2) return;
+  const PlanSpec& spec = call.plan->spec();
   const auto judge = [&](const Grid& grid, const auto&... where) {
     check(grid != Grid{}, "relative: table ", x.shape(), " is for ", x.rank() - 1, " axes, but ", where...,
           " has no grid; name one, as in row:HxW");
@@ -106,18 +91,12 @@ Tensor padded_table(const Plan& plan, const Tensor& table) {
   return cat({reshape(table, {table.dim(0), -1}), zeros({table.dim(0), 1}, table.dtype(), table.device())}, 1);
 }
 Tensor add_relative(const Call& call, const GroupBatch& g, const Tensor& s, const Tensor& table) {
-  kernels::Terms terms = kernel_terms(call);
-  const Tensor points = call.points ? moved(call.points, {}) : Tensor();
-  if (points) terms.points = reinterpret_cast<const kernels::Site*>(points.raw());
-  const auto find = [&](const kernels::Site& q, const kernels::Site& k) {
-    return (points ? kernels::entry<Index> : kernels::entry<std::int32_t>)(terms.reach, q, k);
-  };
-  const Index rows = terms.points_row > 0 ? s.dim(0) : 1;
-  const Tensor entries = of_sites(g, terms.table_on_grid, find, terms, rows);
+  const kernels::Site reach = reach_of(table);
+  const Tensor entries = of_sites(
+      g, table.rank() > 2, [&](const kernels::Site& q, const kernels::Site& k) { return kernels::entry(reach, q, k); });
   const Tensor padded = padded_table(*call.plan, table);
   const Tensor flat = reshape(of_heads(padded ? padded : table, 0, g), {std::ssize(g.heads), -1});
-  const Tensor found = gather(flat, 1, reshape(entries, {-1}));
-  return add(s, transpose(reshape(found, {std::ssize(g.heads), rows, g.groups, g.q, g.k}), 0, 1));
+  return add(s, reshape(gather(flat, 1, reshape(entries, {-1})), {-1, g.groups, g.q, g.k}));
 }
 
 void check_bias(const Call& call, const Tensor& x) {
@@ -135,13 +114,13 @@ Tensor add_bias(const Call& call, const GroupBatch& g, const Tensor& s, const Te
   if (by_row) b = permute(b, {1, 0, 2, 3});
   const Index batch = by_row ? 1 : b.dim(0), queries = by_row ? b.dim(1) * each : each;
   if (queries == 1 && keys == 1) return add(s, unsqueeze(b, -1));
-  Tensor index = of_pairs(g, [&](Index t, Index u, std::size_t group, Index) {
+  Tensor index = of_pairs(g, [&](Index t, Index u, std::size_t group) {
     if (!call.bias_row.empty()) t = call.bias_row[at(t)];
     return ((by_row ? g.row[group] * each : 0) + (each > 1 ? t : 0)) * keys + (keys > 1 ? u : 0);
   });
   Index q = g.q, k = g.k;
-  if (queries == 1) index = slice(index, 2, 0, q = 1);
-  if (keys == 1) index = slice(index, 3, 0, k = 1);
+  if (queries == 1) index = slice(index, 1, 0, q = 1);
+  if (keys == 1) index = slice(index, 2, 0, k = 1);
   const Tensor found = gather(reshape(b, {batch, heads, queries * keys}), 2, reshape(contiguous(index), {-1}));
   return add(s, reshape(found, {batch, heads, g.groups, q, k}));
 }
@@ -271,13 +250,6 @@ void resolve_terms(Call& call, const Tensor& q) {
     const Tape::Pause pause;
     if (term.tensor == &ScoreTerms::relative) call.table = padded_table(*call.plan, tensor);
   }
-  if (Tensor& points = x.points) {
-    check(bool(x.relative), "relative: points ", points.shape(), " are for a table, and there is none");
-    check(points.device() == q.device(), "relative: points are on ", points.device(), ", q on ", q.device());
-    const Index length = call.plan->length(), axes = points.dim(-1);
-    points = reshape(points, {points.numel() == length * axes ? 1 : call.batch, length, axes});
-    call.points = pad(points, 2, 3 - axes, 0);
-  }
   while (x.bias && x.bias.rank() < 4) x.bias = unsqueeze(x.bias, 0);
   const PlanSpec& spec = call.plan->spec();
   if (!x.bias || !spec.queries) return;
@@ -332,10 +304,8 @@ kernels::Terms kernel_terms(const Call& call, Index first_row) {
   if (x.slopes) t.slopes = x.slopes.raw(), t.slopes_on_grid = distances_on_grid(*call.plan);
   if (x.relative) {
     const Tensor& table = call.table ? call.table : x.relative;
-    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2 && !call.points, t.reach = reach_of(x.relative);
+    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2, t.reach = reach_of(x.relative);
     t.entries = table.numel() / call.heads();
-    if (call.points && call.points.dim(0) > 1) t.points_row = call.plan->length();
-    if (call.points) t.points = reinterpret_cast<const kernels::Site*>(call.points.raw()) + first_row * t.points_row;
   }
   t.bias = pair_tensor<const void>(x.bias, call, first_row);
   return t;

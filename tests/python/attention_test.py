@@ -486,20 +486,6 @@ class Orders(unittest.TestCase):
             own = [x[b : b + 1] for x in (q, k, v)]
             self.assertTrue(torch.equal(got[b : b + 1], hilt.attention(*own, plan=plan, permutation=each[b])))
 
-    def test_a_table_by_points_is_that_of_their_grid(self):
-        q, k, v = support.inputs(24, batch=2)
-        table = torch.randn(2, 3, 5, dtype=q.dtype, requires_grad=True)
-        one = torch.tensor([divmod(t, 6) for t in range(24)], dtype=torch.int32)
-        want = hilt.attention(q, k, v, order="row:4x6", relative=table)
-        for points, mode in itertools.product((one, torch.stack([one, one + 50])), MODES):
-            got = hilt.attention(q, k, v, relative=table, points=points, backward=mode)
-            torch.testing.assert_close(got, want)
-            for a, b in zip(*[torch.autograd.grad((o * o).sum(), (q, k, v, table), retain_graph=True)
-                              for o in (got, want)]):
-                torch.testing.assert_close(a, b)
-        with self.assertRaisesRegex(hilt.Error, "are for a table, and there is none"):
-            hilt.attention(q, k, v, points=one)
-
     def test_against_the_definition(self):
         q, k, v = support.inputs(24)
         points = torch.rand(24, 3, generator=torch.Generator().manual_seed(2))

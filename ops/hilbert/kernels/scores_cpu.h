@@ -61,8 +61,7 @@ template <class W> struct KeyTerms {
   const std::int32_t* key;  // tokens of the document
   Index n, b = head.place.row, h = head.h, lines = 0;
   std::int32_t first = head.place.k;  // token of the row where the document begins
-  const Site* points = terms ? terms->points_of(b, first) : nullptr;
-  bool is_run = true;  // of neighbouring tokens, in order
+  bool is_run = true;                 // of neighbouring tokens, in order
 
   KeyTerms(const Head& head_, const std::int32_t* keys, Index count, const TermGradients& d_terms, TermSpace<W>& space_)
       : head(head_), d(d_terms), space(space_), key(keys), n(count) {
@@ -74,8 +73,8 @@ template <class W> struct KeyTerms {
       while (i > 0 && space.line[i - 1] != line) --i;
       if (i == 0) space.line[lines++] = line;
     }
-    if (terms->slopes) place(space.sites, terms->slopes_on_grid, nullptr);
-    if (terms->table) place(space.table_sites, terms->table_on_grid, points);
+    if (terms->slopes) place(space.sites, terms->slopes_on_grid);
+    if (terms->table) place(space.table_sites, terms->table_on_grid);
     for (Index j = 0; j < n; ++j) space.ones[j] = 1, space.column[j] = 0;
   }
   explicit operator bool() const { return terms != nullptr; }
@@ -97,11 +96,8 @@ template <class W> struct KeyTerms {
     }
     if (terms->table) {
       const W* const table = static_cast<const W*>(terms->table) + h * terms->entries;
-      const Site q = points ? points[query] : site_of(t.grids, terms->table_on_grid, query), reach = terms->reach;
-      const auto find = [&]<class Apart>() {
-        for (Index j = 0; j < n; ++j) space.entry[j] = entry<Apart>(reach, q, space.table_sites.at(j));
-      };
-      points ? find.template operator()<Index>() : find.template operator()<std::int32_t>();
+      const Site q = site_of(t.grids, terms->table_on_grid, query), reach = terms->reach;
+      for (Index j = 0; j < n; ++j) space.entry[j] = entry(reach, q, space.table_sites.at(j));
       for (Index j = 0; j < n; ++j) s[j] += table[space.entry[j]];
     }
     int masked = 0;
@@ -153,9 +149,9 @@ template <class W> struct KeyTerms {
 
  private:
   static constexpr W kMasked = -std::numeric_limits<W>::infinity();
-  void place(typename TermSpace<W>::Sites& to, bool on_grid, const Site* from) const {
+  void place(typename TermSpace<W>::Sites& to, bool on_grid) const {
     for (Index j = 0; j < n; ++j) {
-      const Site s = from ? from[key[j]] : site_of(t.grids, on_grid, key[j]);
+      const Site s = site_of(t.grids, on_grid, key[j]);
       to.a[j] = s.a, to.b[j] = s.b, to.c[j] = s.c;
     }
   }

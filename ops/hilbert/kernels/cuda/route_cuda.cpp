@@ -53,7 +53,6 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   if (p.terms && (std::ranges::any_of(p.tiling->grids, on_large) ||
                   (p.terms->table_on_grid && std::max(p.terms->reach.b, p.terms->reach.c) >= kMostRows)))
     return "Hopper's kernels know score terms of fewer than 16,384 rows and columns";
-  if (p.terms && p.terms->points) return "Hopper's kernels know score terms of tokens and grids, not of points";
   const auto has_prefix = [](const Tiling::Sites& grid) { return grid.first > grid.begin; };
   if (p.terms && (p.terms->slopes_on_grid || p.terms->table_on_grid) &&
       std::ranges::any_of(p.tiling->grids, has_prefix))
