@@ -364,7 +364,7 @@ std::vector<Case> added_up() {
       for (const DType type : {DType::bf16, DType::f16}) c.type = type, out.push_back(c);
     };
     add({.pattern = "dense", .order = "row", .length = 640});
-    add({.pattern = "dense", .order = "row", .length = 1000, .heads = 6, .kv_heads = 2, .causality = token});
+    add({.pattern = "dense", .order = "row", .length = 1500, .heads = 6, .kv_heads = 2, .causality = token});
     add({.pattern = "segment:512", .order = "row", .length = 1024, .packed = true});
     add({.pattern = "segment:384", .order = "row", .length = 1152, .heads = 4, .kv_heads = 1});
     add({.pattern = "slide:700", .order = "row", .length = 2100});

@@ -74,6 +74,14 @@ std::vector<Problem> on_grids(Index dim) {
           // A query's keys share an entry in all frames, and none lies beyond the table.
           {.pattern = "dense", .order = "hilbert:4x8x8", .length = 256, .dim = dim, .relative = {1, 15, 15}}};
 }
+/// That have kernels of their own on Hopper, both ways.
+std::vector<Problem> of_one_term(Index dim) {
+  const Problem both{.pattern = "dense", .order = "row", .batch = 2, .length = 640, .dim = dim};
+  std::vector<Problem> out(5, both);
+  out[0].softcap = 30, out[1].softcap = 1, out[2].published = out[3].published = true, out[4].dropout = 0.1;
+  for (const std::size_t i : {0, 2, 4}) out[i].causality = kToken;
+  return out;
+}
 std::vector<Problem> of_sequences() {
   return {{.pattern = "dense", .order = "hilbert", .batch = 2, .length = 700, .relative = {9}, .bias = {2, 4, 700, 1}},
           {.pattern = "segment:100+segment:512,dilation=3",
@@ -203,6 +211,7 @@ std::vector<Problem> problems() {
       for (Problem& p : list) p.type = type, all.push_back(std::move(p));
     };
     for (const Index dim : {16, 64, 96, 128}) add(on_grids(dim));
+    for (const Index dim : {64, 96, 128}) add(of_one_term(dim));
     add(of_sequences()), add(of_documents()), add(of_prefixes()), add(of_queries());
   }
   for (const DType type : {DType::f32, DType::bf16})

@@ -51,7 +51,7 @@ TEST(Schedule, MeetsWhatVisitsHold) {
       const Visits visits = visits_of(set);
       const Schedule s = schedule_of(visits, queries);
       Cells want, got;
-      Index masked = 0;
+      Index masked = 0, partial = 0;
       for (const VisitSide::Owner& own : visits.keys.owner)
         for (auto v = own.first; v < own.first + own.visits; ++v)
           for (std::int32_t row = 0; row < visits.keys.visit[at(v)].rows; row += 64)
@@ -75,10 +75,11 @@ TEST(Schedule, MeetsWhatVisitsHold) {
             EXPECT_EQ((m.turn & Schedule::kMasked << half) == 0, full);
             its_masked = its_masked || !full;
           }
-          masked += its_masked;
+          masked += its_masked, partial += m.rows < queries;
         }
       EXPECT_TRUE(want == got);
       EXPECT_EQ(s.masked, masked);
+      EXPECT_EQ(s.partial, partial);
     }
 }
 

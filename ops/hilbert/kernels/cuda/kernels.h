@@ -22,6 +22,22 @@ struct Marks {
 };
 constexpr std::uint32_t kWholeTile = ~0u;
 
+/// What a Hopper kernel does to scores and weights: nothing more, distances of tokens that count
+/// up, a cap, dropout of keys in eights or of any, or score terms and maybe dropout of any.
+enum class Extra { none, distances, cap, drops, drops_any, terms };
+/// The least that has what a pass asks for; alone: of one term, where that is all.
+inline Extra extra_of(const AttentionPass& p, bool alone, bool eights) {
+  const bool drops = p.sizes.dropout != 0;
+  if (!p.terms && !drops) return Extra::none;
+  if (p.sizes.dim > 128) return Extra::terms;
+  if (!p.terms) return eights && !p.along ? Extra::drops : Extra::drops_any;
+  const Terms& t = *p.terms;
+  if (!alone || drops || t.table || t.bias.data || (t.slopes && t.cap != 0)) return Extra::terms;
+  if (t.cap != 0) return Extra::cap;
+  const bool count_up = !p.along && p.tiling->q_names().counts_up() && p.tiling->k_names().counts_up();
+  return t.slopes && !t.slopes_on_grid && count_up ? Extra::distances : Extra::terms;
+}
+
 // masks.cu: the masks of owners' compared cells, for Hopper's kernels; zeroes `taken`.
 void make_masks(Cuda, const AttentionPass& pass, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken);

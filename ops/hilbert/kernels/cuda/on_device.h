@@ -32,9 +32,6 @@ struct TilingView {
   std::span<const Tiling::Sites> grids;
 };
 
-/// The most steps of a pair of owners: dQ of so many fits in shared memory.
-constexpr std::int32_t kPairSteps = 4;
-
 /// The visits of a Tiling, likewise.
 struct VisitsView {
   struct Side {
@@ -84,8 +81,6 @@ struct kernels::OrderedLists {
   SitesView sites;
 };
 
-/// Whether two owners of keys in turn visit the same kPairSteps steps or fewer, no other the same.
-bool are_paired(const Visits& v);
 /// Made once, on the host.
 const kernels::hopper::Schedule& schedule(const Tiling& t, Index queries);
 /// Copied there by the first call, kept as long as the tiling.

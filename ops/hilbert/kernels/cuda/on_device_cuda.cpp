@@ -1,7 +1,6 @@
 // The lists of a tiling in a GPU's memory: packed in one block, copied once, kept with it.
 #include "ops/hilbert/kernels/cuda/on_device.h"
 #include <algorithm>
-#include <map>
 #include "core/cuda/context.h"
 #include "ops/hilbert/plan/attends.h"
 
@@ -65,20 +64,6 @@ const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t whic
 }
 
 }  // namespace
-
-bool are_paired(const Visits& v) {
-  const std::vector<VisitSide::Owner>& owner = v.keys.owner;  // sorted by steps
-  if (owner.empty() || owner.size() % 2 != 0 || owner[0].steps > kPairSteps || v.keys.portion.size() > 2) return false;
-  std::map<std::int32_t, std::vector<std::size_t>> pairs_of;  // of 64 queries each: of their owners of keys
-  for (std::size_t i = 0; i < owner.size(); ++i)
-    for (const VisitSide::Visit& visit : v.keys.of(owner[i]))
-      for (std::int32_t row = 0; row < visit.rows; row += Visits::kCell) pairs_of[visit.row + row].push_back(i / 2);
-  Index all = 0;
-  for (const VisitSide::Owner& q : v.queries.owner) all += (q.rows + Visits::kCell - 1) / Visits::kCell;
-  return all == std::ssize(pairs_of) && std::ranges::all_of(pairs_of, [](const auto& x) {
-           return x.second.size() == 2 && x.second[0] == x.second[1];
-         });
-}
 
 const TilingView& on_device(const Tiling& t, Cuda where) {
   return image_of<TilingView>(t, where, [&](TilingView& view) {

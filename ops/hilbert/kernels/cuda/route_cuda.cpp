@@ -66,20 +66,12 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   return stored ? Reason() : kUnaligned;
 }
 
-/// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes'
-/// gradient.
-bool are_distances(const BackwardPass& b) {
-  const Terms& t = *b.terms;
-  return !b.along && t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data && !b.of_terms &&
-         b.tiling->q_names().counts_up() && b.tiling->k_names().counts_up();
-}
-
 /// Why one pass that adds up dQ does not serve. It saves two of seven products, but loses
 /// where most cells are masked, or where an owner gathers rows for few meetings.
 Reason why_not_one_pass(const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
-  if (b.sizes.dropout != 0) return "one pass knows no dropout";
-  if (b.terms && !are_distances(b)) return "one pass knows of score terms only distances of tokens that count up";
+  if (b.of_terms || extra_of(b, true, visits(*b.tiling).eights) > Extra::drops)
+    return "one pass knows a cap alone, distances of tokens that count up, or dropout of keys in eights";
   const VisitSide& keys = visits(*b.tiling).keys;
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there
@@ -88,7 +80,8 @@ Reason why_not_one_pass(const BackwardPass& b) {
   if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
   if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";
   constexpr Index kMeetings = 8;
-  const bool follow = !b.along && b.tiling->q_token.counts_up() && b.tiling->k_token.counts_up();  // rows as stored
+  const bool follow = !b.along && b.tiling->q_token.counts_up() && b.tiling->k_token.counts_up() &&
+                      6 * s.partial <= std::ssize(s.meeting);  // whole tiles as stored
   if (!follow && (b.sizes.dim > 64 || std::ssize(s.meeting) < kMeetings * std::ssize(s.owner)))
     return "rows are gathered";
   return {};
@@ -188,13 +181,10 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
     d.direct = whole && d.route == Route::mma;
     return d;
   }
-  const bool one_owner = visits(*b.tiling).one_owner;
-  const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
-  const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && one_owner;
-  const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && !one_owner &&
-                   b.tiling->memo.get<bool>({}, [&] { return are_paired(visits(*b.tiling)); });
-  Decision d{.route = one || two ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
-  if (one || two) return d;
+  const bool one = whole && b.sizes.dropout == 0 && !b.terms && !b.delta_given && is_aligned(b.o) &&
+                   b.sizes.dim <= 128 && visits(*b.tiling).one_owner;
+  Decision d{.route = one ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
+  if (one) return d;
   d.reason = whole ? why_not_one_pass(b) : "gradients are added up";
   if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
   return d;

@@ -23,10 +23,6 @@ using Half = std::uint16_t;                          // a number of 16 bits, wha
 
 // ---- what a launch is told ---------------------------------------------------------------------
 
-/// What a kernel does to scores and weights: nothing more, dropout, of keys in eights or of any, or
-/// score terms and maybe dropout of any.
-enum class Extra { none, drops, drops_any, terms };
-
 /// Rows of one tensor, of results their strides alone; in elements.
 struct Operand {
   const Half* data;
@@ -82,7 +78,7 @@ struct alignas(16) Item {
   int number;  // of a part; below 0: there is none, and nothing to do
   int head, batch, first_head, last_head;
   int row, rows, visit, steps, tile, tiles;
-  int part;                                            // which half of an owner, or which owner of a group
+  int part;                                            // which half of an owner
   int front_row, front_rows, front_cells, front_mask;  // the first visit
 };
 
@@ -108,6 +104,9 @@ struct Work {
   std::uint32_t first_stream;        // of the first head of the first batch
   float survivor;                    // what survives is multiplied with it
   RandomKey key;
+  const float* slopes;  // of each head
+  int apart;            // by so much the first query's token is larger than the first key's
+  float cap, inverse_cap;
   int part_rows;                        // that a part's sums have, of all owners; 0: owners are whole
   std::span<const Tiling::Range> tile;  // on the owners' side
   std::uint32_t* redo;                  // Marks of these; null: none
@@ -117,19 +116,17 @@ struct Work {
   // longest items of a section first.
   int last_section;  // where it begins
   Divisor section, calls, last_calls, slots;
-  Divisor group;  // so many owners in a row are one block's
   std::int16_t head[kHeads], first_head[kHeads + 1], query_head[kHeads];
   int n_heads;      // of `head`
   int first_batch;  // of the launch
 
   __device__ __forceinline__ Item item(int i) const {
     Item x{};
-    int number, its_section, rest, owner, call;
-    group.split(i, number, x.part);
-    section.split(number, its_section, rest);
-    if (number >= last_section) last_calls.split(number - last_section, owner, call);
+    int its_section, rest, owner, call;
+    section.split(i, its_section, rest);
+    if (i >= last_section) last_calls.split(i - last_section, owner, call);
     else calls.split(rest, owner, call);
-    fill(x, its_section * static_cast<int>(calls.d) + call, owner * static_cast<int>(group.d) + x.part);
+    fill(x, its_section * static_cast<int>(calls.d) + call, owner);
     return x;
   }
   /// What a call's owner is.
@@ -198,8 +195,8 @@ struct Walk {
 /// The work of one portion of owners, or of their parts, if they have any. kKeys: keys are owned;
 /// threes: see Visits.
 template <bool kKeys>
-Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1,
-             bool parts = false, bool threes = false) {
+Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, bool parts = false,
+             bool threes = false) {
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   Work w{};
@@ -224,7 +221,7 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
     w.first_head[slots] = static_cast<std::int16_t>(i + 1);
   }
   constexpr Index kInCache = 8 << 20;
-  const Index groups = static_cast<Index>(w.side.owner.size()) / group;
+  const auto owners = static_cast<Index>(w.side.owner.size());
   // Owners of a call that work at the same time visit much the same rows.
   const Index all = s.batch * slots, each_reads = 4 * kCell * std::max<Index>(w.side.steps, 1) * s.dim;
   const bool alone = w.side.busy && !w.side.uneven;  // a call's owners after each other
@@ -232,23 +229,26 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   const auto enough = static_cast<Index>(2 * properties(where.device).multiprocessors * w.side.longest);
   const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, enough), 1, all),
               whole = (all - 1) / calls;
-  w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
-  w.section = Divisor(calls * groups), w.calls = Divisor(calls), w.last_calls = Divisor(all - whole * calls);
-  w.slots = Divisor(slots), w.group = Divisor(group), w.n_heads = static_cast<int>(slots);
+  w.items = static_cast<int>(all * owners), w.last_section = static_cast<int>(whole * calls * owners);
+  w.section = Divisor(calls * owners), w.calls = Divisor(calls), w.last_calls = Divisor(all - whole * calls);
+  w.slots = Divisor(slots), w.n_heads = static_cast<int>(slots);
   w.eights = visits.eights && !a.along;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
+  if (!a.terms) return w;
+  w.slopes = static_cast<const float*>(a.terms->slopes), w.apart = a.tiling->q_names()[0] - a.tiling->k_names()[0];
+  if (a.terms->cap != 0) w.cap = static_cast<float>(a.terms->cap), w.inverse_cap = static_cast<float>(1 / a.terms->cap);
   return w;
 }
 /// run(work) for each portion of owners, once the masks that a plan had no room for are made. All
 /// but the largest plans have one portion.
 template <bool kKeys, class F>
-void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const F& run, Index group = 1,
+void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const F& run,
                   bool threes = false) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
   for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
-    const Work w = work_of<kKeys>(where, a, marks, i, group, parts, threes);
+    const Work w = work_of<kKeys>(where, a, marks, i, parts, threes);
     if (side.made > 0) make_masks(where, a, w.side.owner, !kKeys, marks.masks, w.taken);
     run(w);
   }
@@ -295,41 +295,36 @@ inline OnePass one_pass_of(const Work& work, const BackwardPass& b, const Marks&
   p.redo_queries = marks.queries;
   return p;
 }
-/// run.operator()<Extra>() of the kernel that has what a pass asks for, and the least beside it.
-template <int D, class F> void with_extra(const AttentionPass& a, bool eights, const F& run) {
-  if (a.terms || (D > 128 && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
-  if constexpr (D <= 128)
-    if (a.sizes.dropout != 0)
-      return eights ? run.template operator()<Extra::drops>() : run.template operator()<Extra::drops_any>();
-  run.template operator()<Extra::none>();
+/// run.operator()<it>(), of these that a head dim has.
+template <int D, Extra... kExtras, class F> void with_extra(Extra it, const F& run) {
+  const auto if_it_is = [&]<Extra kExtra>() {
+    if constexpr (D <= 128 || kExtra == Extra::none || kExtra == Extra::terms)
+      if (it == kExtra) run.template operator()<kExtra>();
+  };
+  (if_it_is.template operator()<kExtras>(), ...);
 }
-/// Blocks that stay work through all items, one a multiprocessor; else every item has its own, but
-/// for groups.
+/// Blocks that stay work through all items, one a multiprocessor; else every item has its own.
 /// Parts of one attention, which are merged or added, are what ranks exchange rows between: with a
 /// block an item, copies get in wherever one ends. Leaving multiprocessors free was slower.
 template <class Problem>
 void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true, Index most = kItems,
            int threads = kThreads) {
-  const Index groups = p.items / static_cast<int>(p.group.d),
-              blocks = stays ? std::min({Index{properties(where.device).multiprocessors}, groups, most}) : groups;
+  const Index items = p.items,
+              blocks = stays ? std::min({Index{properties(where.device).multiprocessors}, items, most}) : items;
   launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), threads, shared, p);
 }
 
 // ---- work items and tiles in shared memory, from producer to consumer ---------------------------
 
-/// The items of a block, one after the other, for all threads that load: the first group is its
-/// own. Where items differ, the next is taken when this one is loaded: taken earlier, a block with
-/// a long one would hold another.
+/// The items of a block, one after the other, for all threads that load: the first is its own.
+/// Where items differ, the next is taken when this one is loaded: else a long one would hold it up.
 struct Turns {
   const Work& w;
-  std::uint32_t slot;                                 // in shared memory, for two numbers
-  int last = static_cast<int>(blockIdx.x), part = 0;  // a group, and an owner of it
+  std::uint32_t slot;  // in shared memory, for two numbers
+  int last = static_cast<int>(blockIdx.x);
   std::uint32_t turn = 0;
-  __device__ __forceinline__ int now() const { return last * static_cast<int>(w.group.d) + part; }
   /// Below 0 after the last one.
   __device__ __forceinline__ int next() {
-    if (++part < static_cast<int>(w.group.d)) return now();
-    part = 0;
     if (w.taken) {
       if (threadIdx.x == 0) store_shared(slot + 4 * turn, static_cast<int>(gridDim.x) + atomicAdd(w.taken, 1));
       named_sync(kTurnBarrier, kWarpgroup);
@@ -337,7 +332,7 @@ struct Turns {
     } else {
       last += static_cast<int>(gridDim.x);
     }
-    return now() < w.items ? now() : -1;
+    return last < w.items ? last : -1;
   }
 };
 
@@ -437,12 +432,11 @@ template <class M> struct Rings {
         owned(base + M::owned, base + M::barriers, loads),
         streamed(base + M::streamed, owned.barriers + M::OwnedRing::kBarriers, loads),
         items{base + M::items} {}
-  /// The steps of a stage; L and Delta of streamed queries.
+  /// The steps of a stage; L of streamed queries.
   __device__ std::uint32_t steps(const typename M::StreamedRing& stage) const {
     return stage.row(base + M::steps, M::kStepBytes);
   }
   __device__ std::uint32_t lse() const { return streamed.row(base + M::lse, M::kRowBytes); }
-  __device__ std::uint32_t delta() const { return streamed.row(base + M::delta, M::kRowBytes); }
   /// With terms: the table of an item's head, and what they see of a stage's rows.
   __device__ std::uint32_t table() const { return owned.row(base + M::tables, M::kTable); }
   __device__ std::uint32_t sites(const typename M::StreamedRing& stage) const {
@@ -456,7 +450,7 @@ template <class M, class Loader> __device__ __forceinline__ void load_items(Load
   auto& to = loader.to;
   Turns turns{loader.p, to.base + M::turns};
   const auto item = [&](int i) { return i >= 0 ? loader.item(i) : Item{.number = -1}; };
-  Item x = item(turns.now());
+  Item x = item(turns.last);
   loader.begin(x);
   while (x.number >= 0) {
     Item next;
@@ -569,12 +563,13 @@ __device__ __forceinline__ void run_block(const Problem& p, const Multiply& mult
 
 // ---- products ----------------------------------------------------------------------------------
 
-/// d = A B^T, of the 64 rows at a and those of B.
-template <class E, class A, class B, int N>
+/// d = A B^T, of the 64 rows at a and those of B; with kAdds, d += A B^T.
+template <class E, class A, class B, bool kAdds = false, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[N], std::uint32_t a, std::uint32_t b) {
 #pragma unroll
   for (int k = 0; k < A::kSteps; ++k)
-    wgmma<E, 0, 0>(d, operand(a, along_columns(k, A::kPanel), 0), operand(b, along_columns(k, B::kPanel), 0), k > 0);
+    wgmma<E, 0, 0>(d, operand(a, along_columns(k, A::kPanel), 0), operand(b, along_columns(k, B::kPanel), 0),
+                   kAdds || k > 0);
 }
 /// d += A B, or d = A B where accumulate is 0; A in registers, the columns of B in blocks of up to
 /// 128.
@@ -786,7 +781,7 @@ __device__ __forceinline__ void store_keys(const OnePass& p, const Item& x, int 
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     put_row<E, N / 4>(p.dk, to[h], is_part, dk, h, p.scale, quad, p.chunks);
-    put_row<E, N / 4>(p.dv, to[h], is_part, dv, h, 1, quad, p.chunks);
+    put_row<E, N / 4>(p.dv, to[h], is_part, dv, h, p.survivor, quad, p.chunks);
   }
 }
 

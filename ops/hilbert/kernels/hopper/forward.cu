@@ -45,7 +45,8 @@ struct ForwardProblem : Work {
 template <int D_, int kKeys, Extra kExtra, int kHalves_ = 2> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell, kHalves = kHalves_;
   static constexpr int kProducerRegisters = kHalves == 3 ? 32 : 72;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none, kAny = kExtra > Extra::drops;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra >= Extra::drops, kAny = kExtra > Extra::drops,
+                        kDistances = kExtra == Extra::distances, kCaps = kExtra == Extra::cap;
   using Queries = Tile<D, kHalves * kCell>;
   using Keys = Tile<D, kKeys>;
   using OwnedRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes, kHalves>;
@@ -154,11 +155,9 @@ struct OnlineSoftmax {
   template <int N> __device__ __forceinline__ void raise_maxima(const float (&s)[N], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float a[4];
+      float a[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
-      for (int c = 0; c < 4; ++c) a[c] = fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]);
-#pragma unroll
-      for (int c = 4; c < N / 4; ++c) a[c % 4] = fmaxf(a[c % 4], fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]));
+      for (int c = 0; c < N / 4; ++c) a[c % 4] = fmaxf(a[c % 4], fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]));
       float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
@@ -194,7 +193,7 @@ struct OnlineSoftmax {
 /// The scores of a warpgroup's 64 queries, stage by stage, their softmax, and the product with V.
 template <class E, class M> struct Attend {
   static constexpr int D = M::D, kParts = M::kSteps, kScores = 32 * kParts;
-  static constexpr bool kDrops = M::kDrops;
+  static constexpr bool kDrops = M::kDrops, kPlaces = kDrops || M::kDistances;
   using KeyRing = typename M::StreamedRing;
   const ForwardProblem& p;
   const Lane at;
@@ -206,8 +205,9 @@ template <class E, class M> struct Attend {
   int full = 0;        // how many stages from it on are full, as far as that is known
   int2 ahead[kParts];  // cells of the stage behind it, if it was looked at
   std::uint32_t word[kParts];
-  // With kDrops: where rows begin, and the words of what survives.
+  // Where rows begin; with kDistances, what a score loses by a token; with kDrops, what survives.
   int row[kParts], own = 0;
+  float slope = 0;
   std::uint32_t head = 0, survive[kParts];
   RandomKey key = now(p.key);
   // With kTerms: an item's batch and head, and the lane's queries.
@@ -240,20 +240,36 @@ template <class E, class M> struct Attend {
       ahead[i] = load_shared<int2>(its + kParts * 16 + 8);
       cell[i] = step.cell(at.half), word[i] = word_of(p, step, at);
       any = any || cell[i] != Visits::kEmpty, all = all && step.is_full(M::kHalves);
-      if constexpr (kDrops) row[i] = load_shared<int>(its);
+      if constexpr (kPlaces) row[i] = load_shared<int>(its);
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
     full = all ? max(warp_uniform(load_shared<int>(steps + M::kFull)), 1) : 0;
   }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
+    if constexpr (M::kCaps) cap_scores(s, p.scale, p.cap, p.inverse_cap);
     if constexpr (M::kTerms)
       LaneTerms<E, true, M::Keys::kRows>{p.terms,      its_batch,       its_head, query, from.sites(k),
                                          from.table(), p.lists.q_token, its_row,  row}
           .add(s, p.scale, nullptr);
   }
+  /// What distances take of scores that are not scaled yet: products go on from there. One
+  /// instruction a score where all keys of a stage stand before all queries.
+  __device__ __forceinline__ void begin_scores(float (&s)[kScores]) const {
+    const int apart = p.apart + own;
+    const auto each = [&](const auto& f) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i)
+        s[i] = f(static_cast<float>(apart + at.row % kCell + i / 2 % 2 * 8 - row[i / 32] - 2 * at.quad()),
+                 static_cast<float>(column_of(i)));
+    };
+    if (apart - row[0] >= kCell && apart - row[kParts - 1] >= kCell)
+      each([&](float first, float column) { return fmaf(slope, column, -slope * first); });
+    else each([&](float first, float column) { return -slope * fabsf(first - column); });
+    fence_operand(s);
+  }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
     wgmma_begin();
-    multiply_rows<E, typename M::Queries, typename M::Keys>(s, from.owned.tile() + at.rows(), k.tile());
+    multiply_rows<E, typename M::Queries, typename M::Keys, M::kDistances>(s, from.owned.tile() + at.rows(), k.tile());
     wgmma_commit();
   }
   __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[2 * kScores / 16][4],
@@ -277,6 +293,7 @@ template <class E, class M> struct Attend {
   template <bool kBehind, bool kMasked>
   __device__ __forceinline__ void weigh(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
                                         float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
+    if constexpr (M::kDistances) begin_scores(s);
     wait_turn();
     multiply_qk(s);
     if constexpr (kBehind) multiply_pv(o, a, v, first);
@@ -321,7 +338,8 @@ template <class E, class M> struct Attend {
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
   __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
-    if constexpr (kDrops) own = x.row + at.half * kCell, head = p.stream_of(x.batch, x.head);
+    if constexpr (kPlaces) own = x.row + at.half * kCell, head = p.stream_of(x.batch, x.head);
+    if constexpr (M::kDistances) slope = __ldg(p.slopes + x.head) / p.scale;
     if constexpr (M::kTerms) {
       its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
@@ -442,7 +460,9 @@ __global__ void __launch_bounds__((1 + M::kHalves) * kWarpgroup, 1)
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
   const Source q = source_of(f.q, f, false), k = source_of(f.k, f, true), v = source_of(f.v, f, true);
   const VisitsView& visits = visits_on_device(*f.tiling, where);
-  const bool threes = D == 64 && !f.terms && f.sizes.dropout == 0 && f.o.type != DType::f32 && visits.queries.wide &&
+  const bool narrow = f.o.type != DType::f32,
+             alone = narrow && f.fresh && f.sizes.scale > 1e-6;  // slopes over the scale must be in f32
+  const bool threes = D == 64 && extra_of(f, alone, visits.eights) < Extra::drops && narrow && visits.queries.wide &&
                       !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
   const auto with = [&](const Work& work) {
     ForwardProblem p{work};
@@ -461,25 +481,28 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     }
     p.heads_each = Divisor(f.sizes.heads / f.sizes.kv_heads);
     const auto run = [&]<class M>() {
-      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
+      constexpr bool kMerges = !M::kDistances && !M::kCaps;
+      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, kMerges> : forward_kernel<E, M, false>;
       start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0, kItems,
             (1 + M::kHalves) * kWarpgroup);
     };
     const auto with_steps = [&]<Extra kExtra>() {
-      if constexpr (kExtra == Extra::terms)
-        p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
+      if constexpr (kExtra == Extra::terms) p.terms = score_terms<D>(where, f, true);
+      if (kExtra == Extra::terms || kExtra == Extra::cap) p.scale_log2 = kLog2e;  // scores have their scale
+      if constexpr (D == 64 && kExtra < Extra::drops)
+        if (threes) return run.template operator()<Layout<D, 2 * kCell, kExtra, 3>>();
       // There are registers for what is looked up of 64 keys.
       const bool looks_up = f.terms && (f.terms->table || f.terms->slopes_on_grid);
       if constexpr (D <= (kExtra == Extra::terms ? 64 : 128))
         if (p.side.wide && !looks_up) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
-    if constexpr (D == 64)
-      if (threes) return run.template operator()<Layout<D, 2 * kCell, Extra::none, 3>>();
-    with_extra<D>(f, p.eights, with_steps);
+    using enum Extra;
+    with_extra<D, none, distances, cap, drops, drops_any, terms>(extra_of(f, alone && !p.wide, visits.eights),
+                                                                 with_steps);
     if (p.part_rows != 0) add_parts(where, parts);
   };
-  for_portions<false>(where, f, marks, !threes, with, 1, threes);
+  for_portions<false>(where, f, marks, !threes, with, threes);
 }
 
 template void hopper::forward<HILT_TYPE, HILT_DIM>(Cuda, const ForwardPass&, const Marks&);

@@ -9,7 +9,6 @@
 namespace hilt::kernels::hopper {
 
 constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, items of a launch
-constexpr Index kPairDim = 64;
 constexpr int kDims[] = {64, 96, 128, 192, 256};
 
 /// The tiling that forward() and stream_backward() walk where queries, or keys, are owned.
@@ -22,8 +21,7 @@ inline const Tiling& walked(const AttentionPass& p, bool keys_own) {
 
 // forward.cu. o is of 16 bits, and L alone may go on (of a sink), or of f32 and both go on.
 template <class E, int D> void forward(Cuda, const ForwardPass&, const Marks&);
-// one_owner_backward.cu: where one owner has all the keys of a query, D up to 128, or where owners
-// come in pairs that have them, D up to kPairDim, no grouped heads; writes 16 bits.
+// one_owner_backward.cu: where one owner has all the keys of a query, D up to 128; writes 16 bits.
 template <class E, int D> void one_owner_backward(Cuda, const BackwardPass&, const Marks&);
 // one_pass_backward.cu: any number of keys, in one pass that adds up dQ; D up to 128; writes 16
 // bits.

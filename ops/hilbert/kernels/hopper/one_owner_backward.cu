@@ -1,16 +1,14 @@
 // Attention on Hopper, backward, in one pass, where one owner of keys has all the keys of each of
-// its queries (segments, small windows), or two in a row have them, and a block takes one after
-// the other: dQ is final when it is written. No atomics, no f32 copy of it in memory, the same bits
-// every time.
+// its queries (segments, small windows): dQ is final when it is written. No atomics, no f32 copy of
+// it in memory, the same bits every time.
 //
 //   S^T = K Q^T      P^T = e^(c S^T - L)      dP^T = V dO^T      dS^T = P^T (dP^T - Delta)
 //   dV += P^T dO     dK += dS^T Q             A from registers: S^T and dP^T lie there as operands do
 //   dQ  = dS K                                dS^T crosses shared memory, the only thing that does
 //
 // Warpgroup 0 loads; warpgroups 1 and 2 own 64 keys each; queries come in steps of 64, those of the
-// query heads that share a key head one head after the other. Alone, an owner forms Delta inside,
-// as the sum of P dP over the keys, all of which are here: O is not even read. Of two owners the
-// first leaves its part of dQ in shared memory, and Delta comes from a pass before.
+// query heads that share a key head one head after the other. Delta is formed inside, as the sum of
+// P dP over the keys, all of which are here: O is not even read.
 #include "ops/hilbert/kernels/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -18,13 +16,13 @@ namespace {
 
 using namespace kernels::hopper;
 
-// Named barriers of the two multiplying warpgroups: delta is summed, if it is, and dS of the steps
-// before was read; dS is written.
+// Named barriers of the two multiplying warpgroups: delta is summed, and dS of the steps before was
+// read; dS is written.
 constexpr int kReadBarrier = 2, kWrittenBarrier = 3;
 
-template <int D_, bool kAlone_> struct Layout {
+template <int D_> struct Layout {
   static constexpr int D = D_;
-  static constexpr bool kAlone = kAlone_, kBehind = false;
+  static constexpr bool kBehind = false;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
   static constexpr int kStages = D == 64 ? 4 : 2;
@@ -35,13 +33,9 @@ template <int D_, bool kAlone_> struct Layout {
   static constexpr std::uint32_t kScoreBytes = kCell * kTile * 2;  // dS of a step
   static constexpr std::uint32_t kRowBytes = kCell * 4;            // of a statistic
   using Items = Records<OwnedRing::kStages>;
-  static constexpr std::uint32_t kSumBytes = kMultiplying * 32 * 4;  // of dQ of the steps together
   static constexpr std::uint32_t owned = 0, streamed = owned + OwnedRing::kBytes, ds = streamed + StreamedRing::kBytes,
                                  lse = ds + kTogether * kScoreBytes, part = lse + kStages * kRowBytes,
-                                 total = part + (kAlone ? 2 * 8 : 0) * kRowBytes,
-                                 delta = total + (kAlone ? 8 : 0) * kRowBytes,
-                                 sums = delta + (kAlone ? 0 : kStages) * kRowBytes,
-                                 items = sums + (kAlone ? 0 : kPairSteps / kTogether) * kSumBytes,
+                                 total = part + 2 * 8 * kRowBytes, items = total + 8 * kRowBytes,
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
 };
@@ -55,18 +49,15 @@ template <class M> struct Loader {
   int key = -1, query = -1;  // tokens of this thread, for what is loaded next
 
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
-  /// Q and dO, and L and Delta.
+  /// Q and dO, and L.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
     to.streamed.wait_empty();
     gather.copy_held<Queries>(to.streamed.tile(), query, {p.q, x.batch, head});
     gather.copy_held<Queries>(to.streamed.tile() + Queries::kBytes, query, {p.d_o, x.batch, head});
-    if (gather.mine < kCell) {
-      const std::int64_t from = p.row(x.batch, head) * p.length + max(query, 0);
-      const std::uint32_t at = static_cast<std::uint32_t>(gather.mine) * 4;
-      copy_4(to.lse() + at, p.lse + from, query >= 0);
-      if constexpr (!M::kAlone) copy_4(to.delta() + at, p.delta + from, query >= 0);
-    }
+    if (gather.mine < kCell)
+      copy_4(to.lse() + static_cast<std::uint32_t>(gather.mine) * 4,
+             p.lse + p.row(x.batch, head) * p.length + max(query, 0), query >= 0);
     announce(to.streamed.full());
     to.streamed.next();
   }
@@ -105,7 +96,6 @@ template <class E, class M> struct Multiplier {
   const Lane at;
   Rings<M> from;
   std::uint32_t turn = 0;  // which copy of the partial sums of delta
-  std::uint32_t sums = 0;  // where those of dQ of the next steps are
 
   /// Delta, as sums of P dP over the eight lanes that share a pair of queries, halving what a lane
   /// has at each step, then over the eight warps; where it stands.
@@ -173,10 +163,7 @@ template <class E, class M> struct Multiplier {
     wgmma_wait<0>();
     fence_operand(t);
     if (!full) mask(s, 0, word, 0.0f), mask(t, 0, word, 0.0f);
-    std::uint32_t delta = from.delta();
-    if constexpr (M::kAlone) delta = sum_delta(s, t);
-    else if constexpr (!kBehind) named_sync(kReadBarrier, kMultiplying);
-    for_scores(ByColumn{delta + column}, [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
+    for_scores(ByColumn{sum_delta(s, t) + column}, [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
     std::uint32_t a[4][4], b[4][4];
     pack<E>(a, s);
     pack<E>(b, t);
@@ -198,29 +185,18 @@ template <class E, class M> struct Multiplier {
     from.streamed.release();
     from.streamed.next();
   }
-  /// dQ = dS K of a step, 64 columns from `column` on, once dS is written. Of two owners the first
-  /// leaves it to the second, each thread to itself.
+  /// dQ = dS K of a step, 64 columns from `column` on, once dS is written.
   __device__ __forceinline__ void form_dq(int i, const Step& step, int column, std::uint32_t ds, std::uint32_t k_panel,
                                           float (&dk)[D / 2], float (&dv)[D / 2]) {
     const Item its = from.items.read();
     const int head = p.query_head[i], batch = its.batch;
-    const bool second = !M::kAlone && its.part == 1;
     float dq[32];
     Half* to[2];
-    const auto for_sums = [&](auto&& f) {
-#pragma unroll
-      for (std::uint32_t c = 0; c < 8; ++c) f(sums + (c * kMultiplying + threadIdx.x - kWarpgroup) * 16, &dq[4 * c]);
-    };
-    if (second)
-      for_sums([](std::uint32_t at, float* x) {
-        const auto y = load_shared<float4>(at);
-        x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-      });
     named_sync(kWrittenBarrier, kMultiplying);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      wgmma<E, 1, 1>(dq, operand(ds, along_rows(k), 0), operand(k_panel, along_rows(k), 0), k > 0 || second);
+      wgmma<E, 1, 1>(dq, operand(ds, along_rows(k), 0), operand(k_panel, along_rows(k), 0), k > 0);
     wgmma_commit();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -232,12 +208,6 @@ template <class E, class M> struct Multiplier {
     wgmma_wait<0>();
     fence_operand(dq);
     finish_tile(dk, dv);
-    if constexpr (!M::kAlone) {
-      if (!second)
-        for_sums([](std::uint32_t at, const float* x) { store_shared(at, make_float4(x[0], x[1], x[2], x[3])); });
-      sums += M::kSumBytes;
-      if (!second) return;
-    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (p.redo_queries && to[h] && !is_finite(dq, h))
@@ -270,7 +240,7 @@ template <class E, class M> struct Multiplier {
       from.owned.wait_full();
       {
         const Item its = from.items.read();
-        more = its.number >= 0, sums = from.base + M::sums;
+        more = its.number >= 0;
         for (int i = its.first_head; i < its.last_head; ++i) {
           Walk walk(p, from.items.read());
 #pragma unroll 1
@@ -297,8 +267,8 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 }  // namespace
 
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
-  const auto run = [&]<class M>(Index group) {
-    const auto with = [&](const Work& work) {
+  if constexpr (D <= 128)
+    for_portions<true>(where, b, marks, true, [&](const Work& work) {
       OnePass p = one_pass_of(work, b, marks);
       PartSums parts;
       if (p.part_rows != 0) {
@@ -306,14 +276,9 @@ template <class E, int D> void hopper::one_owner_backward(Cuda where, const Back
         parts.token = p.lists.k_token;
         p.dk = marks.sums, p.dv = const_cast<float*>(parts.sums[1]), p.dk_rows = rows_of(parts, work);
       }
-      start(where, one_owner_backward_kernel<E, M>, M::size, p);
+      start(where, one_owner_backward_kernel<E, Layout<D>>, Layout<D>::size, p);
       if (p.part_rows != 0) add_parts(where, parts);
-    };
-    for_portions<true>(where, b, marks, group == 1, with, group);
-  };
-  if constexpr (D == 64)
-    if (!visits(*b.tiling).one_owner) return run.template operator()<Layout<D, false>>(2);
-  if constexpr (D <= 128) run.template operator()<Layout<D, true>>(1);
+    });
 }
 
 template void hopper::one_owner_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&);

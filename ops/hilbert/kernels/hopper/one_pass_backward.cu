@@ -18,7 +18,7 @@
 // under way. Warpgroups 1 and 2 multiply, 64 keys each. dQ of a meeting is formed in the next one,
 // when both have long stored their dS. A tile of dQ lies as the registers of those who multiply do,
 // thread by thread: who takes it back has the same.
-#include "ops/hilbert/kernels/hopper/common.cuh"
+#include "ops/hilbert/kernels/hopper/terms.cuh"
 
 namespace hilt::kernels {
 namespace {
@@ -36,8 +36,6 @@ struct AddedUp : OnePass {
   std::uint32_t* added;  // [batch, heads, tiles]: how many parts of a sum are there; zero before
   int tiles;
   Dispatch order;
-  const float* slopes;  // with kDistances, of each head
-  int apart;            // by so much the first query's token is larger than the first key's
 };
 
 /// Places that are filled and emptied one after the other: two barriers each, of which uses count
@@ -69,11 +67,11 @@ template <int N> struct Places {
   }
 };
 
-/// kDistances: a slope times the distance of tokens is taken from scores. Tokens count up on both
-/// sides, so that none need be read.
-template <int D_, bool kDistances_> struct Layout {
+/// With distances, tokens count up on both sides, so that none need be read.
+template <int D_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
-  static constexpr bool kDistances = kDistances_;
+  static constexpr bool kDistances = kExtra == Extra::distances, kCaps = kExtra == Extra::cap,
+                        kDrops = kExtra == Extra::drops;
   static constexpr int kQueries = D == 64 ? 128 : 64;  // of a tile
   static constexpr int kSteps = kQueries / kCell;
   using Keys = Tile<D, kTile>;
@@ -335,8 +333,9 @@ template <class E, class M> struct Multiplier {
   const int half;  // of the keys
   const Room<M> room;
   int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  unsigned keys = 0, tiles = 0;  // so far
-  int own = 0;                   // with kDistances, the row of an item's first key
+  unsigned keys = 0, tiles = 0;      // so far
+  int own = 0;                       // with kDistances or kDrops, the row of an item's first key
+  std::uint32_t survive[M::kSteps];  // with kDrops, of the weights that are there
 
   /// This thread, for addresses that are computed where they are used: the compiler would keep them
   /// all, in registers that there are not.
@@ -357,7 +356,6 @@ template <class E, class M> struct Multiplier {
     asm volatile("" : "+r"(x.thread));
     return x;
   }
-  static __device__ __forceinline__ void assign(Weights& to, const Weights& from) { memcpy(&to, &from, sizeof(to)); }
   __device__ std::uint32_t rows() const { return static_cast<std::uint32_t>(half) * 64 * kPanelRow; }
 
   /// L of the first queries of a tile, in chunks of eight, is fetched before the product that comes
@@ -385,7 +383,16 @@ template <class E, class M> struct Multiplier {
     multiply_rows<E, Keys, Queries>(t, room.base + M::values + rows(), room.d_o(tiles));
     wgmma_commit();
   }
+  /// What survives of a meeting's weights.
+  __device__ __forceinline__ void find_survivors() {
+    const Meeting x = room.read(tiles);
+#pragma unroll
+    for (int step = 0; step < M::kSteps; ++step)
+      survive[step] = survivors<false, false>(p, now(p.key), p.stream_of(x.batch(), x.head()), own + half * kCell,
+                                              x.row + step * kCell, Lane(half + 1));
+  }
   __device__ __forceinline__ void weigh(Weights& weights, Scores& s, const Early& l, std::uint32_t turn) const {
+    if constexpr (M::kCaps) cap_scores(s, p.scale, p.cap, p.inverse_cap);
     const std::uint32_t lse = room.lse(tiles) + here().column();
     float slope = 0, apart = 0;  // of a lane's first score
     if constexpr (M::kDistances) {
@@ -411,7 +418,11 @@ template <class E, class M> struct Multiplier {
       for (int step = 0; step < M::kSteps; ++step) mask(s, 32 * step, word_of(step), 0.0f);
     }
     if constexpr (kPacked) pack<E>(weights, s);
-    else assign(weights, s);
+    else memcpy(weights, s, sizeof(s));
+  }
+  /// The slope of the cap where a score has weight p: it was log p + L.
+  __device__ __forceinline__ float slope_of(float weight, float lse) const {
+    return cap_slope(fmaf(log2_fast(fmaxf(weight, 1e-30f)), kLn2, lse), p.inverse_cap);
   }
   /// dQ of what lies in a buffer of dS: 64 queries, or 64 columns, a warpgroup.
   __device__ __forceinline__ void begin_dq(Part& x, unsigned use) const {
@@ -432,18 +443,15 @@ template <class E, class M> struct Multiplier {
       if (turn >> Schedule::kRankShift > 0) {
 #pragma unroll
         for (std::uint32_t c = 0; c < 8; ++c) {
-          const int4 y = load_shared<int4>(part + c * (kWarpgroup * 16));
-          x[4 * c] += __int_as_float(y.x), x[4 * c + 1] += __int_as_float(y.y);
-          x[4 * c + 2] += __int_as_float(y.z), x[4 * c + 3] += __int_as_float(y.w);
+          const auto y = load_shared<float4>(part + c * (kWarpgroup * 16));
+          x[4 * c] += y.x, x[4 * c + 1] += y.y, x[4 * c + 2] += y.z, x[4 * c + 3] += y.w;
         }
       }
       store_queries(x, room.read(use));
     } else {
 #pragma unroll
       for (std::uint32_t c = 0; c < 8; ++c)
-        store_shared(part + c * (kWarpgroup * 16),
-                     make_int4(__float_as_int(x[4 * c]), __float_as_int(x[4 * c + 1]), __float_as_int(x[4 * c + 2]),
-                               __float_as_int(x[4 * c + 3])));
+        store_shared(part + c * (kWarpgroup * 16), make_float4(x[4 * c], x[4 * c + 1], x[4 * c + 2], x[4 * c + 3]));
     }
   }
   __device__ __forceinline__ void announce(unsigned use) const {
@@ -480,18 +488,25 @@ template <class E, class M> struct Multiplier {
                sum_offered = follows && room.sum.is_offered(other);
     Operands a, b;
     const Here at = here();
-    const std::uint32_t ds = room.ds(use), delta = room.delta(use) + at.column();
+    const std::uint32_t ds = room.ds(use), delta = room.delta(use) + at.column(), lse = room.lse(use) + at.column();
+    if constexpr (M::kDrops)
 #pragma unroll
-    for (int k = 0; k < kQueries / 16; ++k) {  // sixteen queries at a time, so that s and t give way to a and b
+      for (int step = 0; step < M::kSteps; ++step) mask(t, 32 * step, survive[step], 0.0f);
+#pragma unroll
+    for (int k = 0; k < kQueries / 16; ++k) {  // sixteen queries at a time, so that t gives way to b
 #pragma unroll
       for (int c = 2 * k; c < 2 * k + 2; ++c) {
         const float2 x = load_shared<float2>(delta + static_cast<std::uint32_t>(c) * 32);
+        const float2 l = M::kCaps ? load_shared<float2>(lse + static_cast<std::uint32_t>(c) * 32) : float2{};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float2 p;
           if constexpr (kPacked) p = unpack_pair<E>(weights[c / 2][c % 2 * 2 + h]);
           else p = {weights[4 * c + 2 * h], weights[4 * c + 2 * h + 1]};
-          t[4 * c + 2 * h] = p.x * (t[4 * c + 2 * h] - x.x), t[4 * c + 2 * h + 1] = p.y * (t[4 * c + 2 * h + 1] - x.y);
+          float &its = t[4 * c + 2 * h], &next = t[4 * c + 2 * h + 1];
+          if constexpr (M::kDrops) its *= this->p.survivor, next *= this->p.survivor;
+          its = p.x * (its - x.x), next = p.y * (next - x.y);
+          if constexpr (M::kCaps) its *= slope_of(p.x, l.x), next *= slope_of(p.y, l.y);
         }
       }
 #pragma unroll
@@ -506,6 +521,9 @@ template <class E, class M> struct Multiplier {
     }
     fence_for_wgmma();
     room.slope.fill(use);
+    if constexpr (M::kDrops)
+#pragma unroll
+      for (int step = 0; step < M::kSteps; ++step) keep_pairs(a, 4 * step, swap_bits(survive[step], 15, 0xaaaa));
     wgmma_begin();
     multiply<E, Queries>(dv, a, room.d_o(use), 1);
     multiply<E, Queries>(dk, b, room.q(use), 1);
@@ -537,6 +555,7 @@ template <class E, class M> struct Multiplier {
       begin_scores(s_next, l);
       if (!d_o_there) room.d_out.wait_full(tiles);
       begin_slopes(t_next);
+      if constexpr (M::kDrops) find_survivors();
       turn = warp_uniform(turn);
       wgmma_wait<1>();
       fence_operand(s_next);
@@ -546,7 +565,7 @@ template <class E, class M> struct Multiplier {
       fence_operand(t_next);
 #pragma unroll
       for (int i = 0; i < kQueries / 2; ++i) t[i] = t_next[i];
-      assign(weights, weights_next);
+      memcpy(weights, weights_next, sizeof(weights));
     }
   }
   /// dK and dV of an item, with all that it meets; turn: of the first.
@@ -563,6 +582,7 @@ template <class E, class M> struct Multiplier {
       room.d_out.wait_full(tiles);
       room.value.wait_full(keys);
       begin_slopes(t);
+      if constexpr (M::kDrops) find_survivors();
       wgmma_wait<1>();
       fence_operand(s);
       weigh(weights, s, l, turn);
@@ -591,7 +611,7 @@ template <class E, class M> struct Multiplier {
       room.meeting.wait_full(tiles);
       const auto turn = warp_uniform(room.turn(tiles));
       if (turn & Meeting::kStop) return;
-      if constexpr (M::kDistances) own = item_of(p, room.read(tiles).item).row;
+      if constexpr (M::kDistances || M::kDrops) own = item_of(p, room.read(tiles).item).row;
       Sums dk, dv;
       meet_all(turn, dk, dv);
       const Here at = here();
@@ -627,7 +647,8 @@ __global__ void __launch_bounds__(kThreads, 1) one_pass_backward_kernel(const __
 
 template <class E, int D>
 void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& marks, const PartialSums& sums) {
-  const auto run = [&]<class M>() {
+  const auto run = [&]<Extra kExtra>() {
+    using M = Layout<D, kExtra>;
     AddedUp p{one_pass_of(work_of<true>(where, b, marks, 0), b, marks)};
     const ScheduleView& schedule = schedule_on_device(*b.tiling, where, M::kQueries);
     p.side.owner = schedule.owner;
@@ -636,14 +657,11 @@ void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& m
                        properties(where.device).multiprocessors);
     p.meeting = schedule.meeting.data();
     p.tiles = static_cast<int>(schedule.tiles), p.sums = sums.of_queries, p.added = sums.added, p.taken = sums.taken;
-    if constexpr (M::kDistances) {
-      p.slopes = static_cast<const float*>(b.terms->slopes);
-      p.apart = b.tiling->q_names()[0] - b.tiling->k_names()[0];
-    }
+    if (M::kCaps) p.scale_log2 = kLog2e;  // scores have their scale
     start(where, one_pass_backward_kernel<E, M>, M::size, p);
   };
-  if constexpr (D <= 128)
-    b.terms ? run.template operator()<Layout<D, true>>() : run.template operator()<Layout<D, false>>();
+  using enum Extra;
+  if constexpr (D <= 128) with_extra<D, none, distances, cap, drops>(extra_of(b, true, true), run);
 }
 
 template void hopper::one_pass_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&,

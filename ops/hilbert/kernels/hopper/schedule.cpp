@@ -64,7 +64,7 @@ Schedule schedule_of(const Visits& visits, Index queries) {
   }
   for (Schedule::Meeting& m : out.meeting) {
     if (m.turn >> Schedule::kRankShift == ranks[at(m.tile)] - 1) m.turn |= Schedule::kLast;
-    out.masked += (m.turn & 3 * Schedule::kMasked) != 0;
+    out.masked += (m.turn & 3 * Schedule::kMasked) != 0, out.partial += m.rows < queries;
   }
   out.tiles = std::ssize(tiles), out.complete = out.complete && std::ranges::count(ranks, 0u) == 0;
   return out;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_fp16.h>
 #include "ops/hilbert/kernels/hopper/wgmma.cuh"
 #include "core/cuda/launch.cuh"
 #include "ops/hilbert/kernels/cuda/mma_sync.cuh"
@@ -188,40 +189,14 @@ __device__ __forceinline__ void store_matrix(std::uint32_t at, std::uint32_t a, 
 }
 template <class E> __device__ __forceinline__ float2 unpack_pair(std::uint32_t x) {
   if constexpr (std::is_same_v<E, bf16>) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000)};
-  float2 r;
-  asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(r.x), "=f"(r.y) : "r"(x));
-  return r;
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
 }
-/// A T of 4 bytes, 8 or some times 16 in shared memory.
-template <class T> __device__ __forceinline__ T load_shared(std::uint32_t at) {
-  std::uint32_t w[sizeof(T) / 4];
-  if constexpr (sizeof(T) == 4) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w[0]) : "r"(at) : "memory");
-  else if constexpr (sizeof(T) == 8)
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at) : "memory");
-  else
-#pragma unroll
-    for (std::uint32_t i = 0; i < sizeof(T) / 4; i += 4)
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
-                   : "r"(at + 4 * i)
-                   : "memory");
-  T x;
-  memcpy(&x, w, sizeof(T));
-  return x;
+/// A T in shared memory, of 4 bytes, 8, or some times 16.
+template <class T> __device__ __forceinline__ T& shared(std::uint32_t at) {
+  return *static_cast<T*>(__cvta_shared_to_generic(at));
 }
-template <class T> __device__ __forceinline__ void store_shared(std::uint32_t at, const T& x) {
-  std::uint32_t w[sizeof(T) / 4];
-  memcpy(w, &x, sizeof(T));
-  if constexpr (sizeof(T) == 4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(w[0]) : "memory");
-  else if constexpr (sizeof(T) == 8)
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(w[0]), "r"(w[1]) : "memory");
-  else
-#pragma unroll
-    for (std::uint32_t i = 0; i < sizeof(T) / 4; i += 4)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
-                   "r"(w[i + 2]), "r"(w[i + 3])
-                   : "memory");
-}
+template <class T> __device__ __forceinline__ T load_shared(std::uint32_t at) { return shared<const T>(at); }
+template <class T> __device__ __forceinline__ void store_shared(std::uint32_t at, const T& x) { shared<T>(at) = x; }
 /// Division by a number that the host knows, for numerators below 2^31: a product instead of some
 /// forty instructions.
 struct Divisor {

@@ -14,7 +14,8 @@
 // share a key head stream by one after the other.
 //
 // Head dims beyond 128: there are not the registers for dK and dV of one's keys. A block owns 64
-// keys (kSplit), one warpgroup sums dK of them, the other dV.
+// keys (kSplit). One warpgroup makes S and P, and sums dV; the other gets P from it, thread by
+// thread, and makes dP and dS, and sums dK.
 //
 // Adds: to f32 sums of passes before, where a row has any; every row has one owner.
 #include "ops/hilbert/kernels/hopper/terms.cuh"
@@ -23,6 +24,9 @@ namespace hilt::kernels {
 namespace {
 
 using namespace kernels::hopper;
+
+// Named barriers of the two warpgroups, with kSplit: P of a step is there; it was taken.
+constexpr int kGivenBarrier = 8, kTakenBarrier = 9;
 
 /// Two operands whose rows belong together: (K, V) or (Q, dO), and the list of their tokens.
 struct Operands {
@@ -46,17 +50,20 @@ struct Pass : Work {
 template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128, kBehind = false;
-  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none, kAny = kExtra > Extra::drops;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra >= Extra::drops;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
-  // A stage has both tiles of a step; or, where they are too large, one.
+  // A stage has both tiles of a step; or, where they are too large, one: V, let go first, before K.
   static constexpr int kTiles = D <= 128 ? 2 : 1;
+  static constexpr bool kTurned = !kKeys && kTiles == 1;
   static constexpr int kStages = D == 64    ? 6
                                  : D <= 128 ? 3
-                                            : (kSplit || D == 192 ? 5 : 3) - (kTerms ? 1 + (!kKeys && D == 192) : 0);
+                                 : kSplit   ? 4
+                                            : (D == 192 ? 5 : 3) - (kTerms ? 1 + (D == 192) : 0);
   using OwnedTile = Tile<D, kOwned>;
   using StreamedTile = Tile<D, kCell>;
-  using OwnedRing = Ring<D == 64 || (!kTerms && D <= 128) || (kSplit && D == 192) ? 2 : 1, 2 * OwnedTile::kBytes>;
+  using OwnedRing =
+      Ring<D == 64 || (!kTerms && D <= 128) || (kSplit && !kTerms && D == 192) ? 2 : 1, 2 * OwnedTile::kBytes>;
   using StreamedRing = Ring<kStages, kTiles * StreamedTile::kBytes>;
   using Items = Records<OwnedRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
@@ -69,8 +76,10 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
                                  steps = statistic + (kKeys ? kStages * kTiles * kRowBytes : 0),
                                  sites = steps + kStages * kStepBytes, tables = sites + kStages * kSiteBytes,
                                  scratch = tables + OwnedRing::kStages * kTable,
-                                 items = scratch + kMultiplying / kWarp * kScratch, turns = items + Items::kBytes,
-                                 barriers = turns + 8, size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
+                                 given = scratch + kMultiplying / kWarp * kScratch,
+                                 items = given + (kSplit ? kWarpgroup * (kTerms ? 9 : 5) * 16 : 0),
+                                 turns = items + Items::kBytes, barriers = turns + 8,
+                                 size = barriers + OwnedRing::kBarriers + StreamedRing::kBarriers;
 };
 template <class M> struct Stages : Rings<M> {
   using Rings<M>::Rings, Rings<M>::base, Rings<M>::streamed;
@@ -170,6 +179,9 @@ template <class M> struct Loader {
           const auto place = static_cast<std::uint32_t>(M::kTiles == 2 ? second : 0);
           gather.copy<typename M::StreamedTile>(to.streamed.tile() + place * M::StreamedTile::kBytes, token, from,
                                                 its_whole, to.streamed.full());
+          if (M::kTerms && second == M::kTurned && gather.mine < kCell)  // beside what S is of
+            copy_site<kCell>(p.terms, to.sites(to.streamed), gather.mine, its.x + (held >= 0 ? gather.mine : 0),
+                             held >= 0);
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + place * M::kRowBytes + static_cast<std::uint32_t>(gather.mine) * 4,
                    statistic + statistics + max(held, 0), held >= 0);
@@ -177,17 +189,13 @@ template <class M> struct Loader {
         to.streamed.wait_empty();
         its.w = static_cast<int>(known);
         if (threadIdx.x == 0) store_shared(to.steps(to.streamed), its);
-        if constexpr (M::kTerms)
-          if (gather.mine < kCell)
-            copy_site<kCell>(p.terms, to.sites(to.streamed), gather.mine, its.x + (held >= 0 ? gather.mine : 0),
-                             held >= 0);
-        copy_tile(0, a, p.lse);
+        copy_tile(0, M::kTurned ? b : a, p.lse);
         if constexpr (M::kTiles == 1) {
           announce(to.streamed.full());
           to.streamed.next();
           to.streamed.wait_empty();
         }
-        copy_tile(1, b, p.delta);
+        copy_tile(1, M::kTurned ? a : b, p.delta);
         announce(to.streamed.full());
         to.streamed.next();
       }
@@ -269,6 +277,20 @@ template <class E, class M, int N> struct Accumulate {
   __device__ __forceinline__ void empty(int head) const {
     TermCollector<D>::empty(p.terms.sums, scratch(), head >= 0 ? share(head) : nullptr);
   }
+  /// P, and what else dS of a step depends on; with kSplit, from the thread that made it.
+  struct Given {
+    std::uint32_t weights[4][4], word, survive, unused[2], slope[kTerms ? 16 : 4];
+    static constexpr std::uint32_t kPieces = kTerms ? 9 : 5;
+  };
+  /// f(where it lies, piece) once it may be moved, and says so.
+  template <class F> __device__ __forceinline__ void move(int waits, int says, Given& x, const F& f) const {
+    named_sync(waits, kMultiplying);
+#pragma unroll
+    for (std::uint32_t i = 0; i < Given::kPieces; ++i)
+      f(shared<uint4>(from.base + M::given + (i * kWarpgroup + threadIdx.x % kWarpgroup) * 16),
+        reinterpret_cast<uint4*>(&x)[i]);
+    named_arrive(says, kMultiplying);
+  }
   __device__ __forceinline__ void skip() const {
     for (int i = 0; i < 2; i += M::kTiles) from.streamed.release(), from.streamed.next();
   }
@@ -277,43 +299,48 @@ template <class E, class M, int N> struct Accumulate {
   template <bool kMasked, bool kValues = false>
   __device__ __forceinline__ void run(const Item& x, const Step& step, int n, bool first, std::uint32_t& ahead,
                                       int own_row, int head) const {
-    constexpr bool kBoth = M::kKeys && !M::kSplit;
+    constexpr bool kBoth = M::kKeys && !M::kSplit, kGets = M::kSplit && !kValues;
     const std::uint32_t own = from.owned.tile() + (M::kSplit ? 0 : at.rows());
-    std::uint32_t word = kMasked ? word_of(p, step, at) : ~0u;
+    Given its;
+    its.word = kMasked ? word_of(p, step, at) : ~0u, its.survive = ~0u;
 #pragma unroll 1
     for (int row = step.row;; row += kCell) {
       float s[32], t[32];
-      const auto here = from.streamed, there = from.second();
+      const auto next = from.second(), here = M::kTurned ? next : from.streamed,
+                 there = M::kTurned ? from.streamed : next;
       const std::uint32_t a = here.tile(), b = M::kTiles == 2 ? a + StreamedTile::kBytes : there.tile(),
-                          lse_at = from.statistic(), sites = from.sites(from.streamed);
-      wgmma_begin();
-      multiply_rows<E, OwnedTile, StreamedTile>(s, own, a);
-      wgmma_commit();
-      from.streamed = there;
+                          lse_at = from.statistic(), sites = from.sites(here);
+      if constexpr (!kGets) {
+        wgmma_begin();
+        multiply_rows<E, OwnedTile, StreamedTile>(s, own, a);
+        wgmma_commit();
+      }
+      from.streamed = next;
       const std::uint32_t delta_at = M::kTiles == 2 ? lse_at + M::kRowBytes : from.statistic();
       const auto multiply_second = [&] {
         wgmma_begin();
         multiply_rows<E, OwnedTile, StreamedTile>(t, own + OwnedTile::kBytes, b);
         wgmma_commit();
       };
-      constexpr bool kLate = kValues || (kTerms && D > 64);  // not for dV; and terms want its registers
+      constexpr bool kLate = kValues || (kTerms && D > 64 && !kGets);  // not for dV; and terms want its registers
       if constexpr (!kLate) multiply_second();
-      std::uint32_t survive = ~0u;
-      if (kDrops && (!kTerms || p.drops != 0))
-        survive = survivors<!M::kKeys, M::kAny>(p, now(p.key), p.stream_of(x.batch, head), own_row, row, at);
-      if constexpr (kDrops && !M::kKeys) survive = swap_bits(survive, 15, 0xaaaa);
-      wgmma_wait<kLate ? 0 : 1>();
-      fence_operand(s);
-      std::uint32_t slope[16];
-      if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
-      for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+      if (kDrops && !kGets && (!kTerms || p.drops != 0))
+        its.survive = survivors<!M::kKeys, true>(p, now(p.key), p.stream_of(x.batch, head), own_row, row, at);
+      if constexpr (kDrops && !M::kKeys) its.survive = swap_bits(its.survive, 15, 0xaaaa);
+      if constexpr (!kGets) {
+        wgmma_wait<kLate ? 0 : 1>();
+        fence_operand(s);
+        if constexpr (kTerms) its.word &= terms(x, head, sites).add(s, p.scale, &its.slope);
+        for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+      }
       if constexpr (kValues) {
         here.release();
-        if (kDrops || step.cell(at.half) != Visits::kFull) mask(s, 0, word & survive, 0.0f);
-        std::uint32_t weights[4][4];
-        pack<E>(weights, s);
+        if (kDrops || step.cell(at.half) != Visits::kFull) mask(s, 0, its.word, 0.0f);
+        pack<E>(its.weights, s);
+        move(kTakenBarrier, kGivenBarrier, its, [](uint4& there, const uint4& here) { there = here; });
+        if constexpr (kDrops) keep_pairs(its.weights, 0, swap_bits(its.survive, 15, 0xaaaa));
         wgmma_begin();
-        multiply<E, StreamedTile>(da, weights, b, !first);
+        multiply<E, StreamedTile>(da, its.weights, b, !first);
         wgmma_commit();
         wgmma_wait<0>();
         fence_operand(da);
@@ -321,30 +348,37 @@ template <class E, class M, int N> struct Accumulate {
         from.streamed.next();
         return;
       }
+      if constexpr (kGets) {
+        move(kGivenBarrier, kTakenBarrier, its, [](const uint4& there, uint4& here) { here = there; });
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const float2 weight = unpack_pair<E>(its.weights[i / 4][i % 4]);
+          s[2 * i] = weight.x, s[2 * i + 1] = weight.y;
+        }
+      }
       if constexpr (kLate) multiply_second();
       wgmma_wait<0>();
       fence_operand(t);
-      if constexpr (!kBoth && M::kTiles == 1) there.release();
-      if constexpr (kDrops) mask(t, 0, survive, 0.0f);
+      if constexpr (M::kTiles == 1) there.release();
+      if constexpr (kDrops) mask(t, 0, its.survive, 0.0f);
       for_scores(of(delta_at, delta),
                  [&](int i, float d) { t[i] = s[i] * (kDrops ? fmaf(t[i], p.survivor, -d) : t[i] - d); });
-      if constexpr (kDrops && kBoth) mask(s, 0, survive, 0.0f);
+      if constexpr (kDrops && kBoth) mask(s, 0, its.survive, 0.0f);
       if constexpr (kMasked || kTerms) {
-        if constexpr (kBoth) mask(s, 0, word, 0.0f);
-        mask(t, 0, word, 0.0f);
+        if constexpr (kBoth) mask(s, 0, its.word, 0.0f);
+        mask(t, 0, its.word, 0.0f);
       }
-      std::uint32_t weights[4][4], slopes[4][4];
-      if constexpr (kBoth) pack<E>(weights, s);
-      if constexpr (kTerms) collect(x, head, t, sites), terms(x, head, sites).through_cap(t, slope);
+      std::uint32_t slopes[4][4];
+      if constexpr (kBoth) pack<E>(its.weights, s);
+      if constexpr (kTerms) collect(x, head, t, sites), terms(x, head, sites).through_cap(t, its.slope);
       pack<E>(slopes, t);
       wgmma_begin();
-      if constexpr (kBoth) multiply<E, StreamedTile>(db, weights, b, !first);
+      if constexpr (kBoth) multiply<E, StreamedTile>(db, its.weights, b, !first);
       multiply<E, StreamedTile>(da, slopes, a, !first);
       wgmma_commit();
       wgmma_wait<0>();
       fence_operand(da);
       if constexpr (kBoth) fence_operand(db);
-      if constexpr (kBoth && M::kTiles == 1) there.release();
       here.release();
       from.streamed.next();
       if (kMasked || kTerms || M::kTiles == 1 || --n == 0) return;
@@ -389,6 +423,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
     const int role = at.half;
     float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
     int shared_head = -1;  // whose shares lie near
+    if (M::kSplit && role == 0) named_arrive(kTakenBarrier, kMultiplying);
     for (bool more = true; more;) {
       rings.owned.wait_full();
       bool first = true;
@@ -472,6 +507,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       const bool stays = kAdds && p.before_a == p.to_a && first;  // as it was
       if (!stays) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
     }
+    if (M::kSplit && role == 1) named_sync(kTakenBarrier, kMultiplying);
   });
 }
 
@@ -522,13 +558,15 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
       if (p.part_rows != 0) add_parts(where, parts);
     });
   };
-  with_extra<D>(b, visits(*b.tiling).eights && !b.along, [&]<Extra kExtra>() {
+  const auto both = [&]<Extra kExtra>() {
     run.template operator()<Layout<D, true, kExtra>>(b, 0, b.dk, b.dv.data, b.dk_before, b.dv_before.data);
     each_alone(b, sums, [&](const AttentionPass& part, Index first_row) {
       run.template operator()<Layout<D, false, kExtra>>(part, static_cast<int>(first_row), b.dq, nullptr, b.dq_before,
                                                         nullptr);
     });
-  });
+  };
+  using enum Extra;
+  with_extra<D, none, drops_any, terms>(extra_of(b, false, false), both);
   add_shares(where, sums, b.sizes.heads);
 }
 

@@ -93,31 +93,30 @@ __device__ __forceinline__ void copy_site(const ScoreTerms& t, std::uint32_t to,
     copy_4(to + static_cast<std::uint32_t>(plane * kRows + mine) * 4, from + plane, there);
 }
 
-/// The slope of tanh, and it. Where the scores of a warp are all small, which with a cap they
+/// s = cap tanh(scale s / cap). Where the scores of a warp are small beside the cap, which they
 /// mostly are, a polynomial: the unit of exponentials has others to make.
-template <int N, class F> __device__ __forceinline__ void for_tanh(float (&s)[N], float inverse_cap, const F& f) {
-  constexpr float kSmall = 0.75f;
+template <int N> __device__ __forceinline__ void cap_scores(float (&s)[N], float scale, float cap, float inverse_cap) {
+  constexpr float kSmall = 0.375f;
+  const float ratio = scale * inverse_cap, square = ratio * ratio;
   float most = 0;
 #pragma unroll
-  for (float& x : s) x *= inverse_cap, most = fmaxf(most, fabsf(x));
-  const auto all = [&](const auto& tanh) {
+  for (const float x : s) most = fmaxf(most, fabsf(x));
+  if (__all_sync(~0u, most * ratio <= kSmall)) {
+    const float a = -0.333323454f * square * scale, b = 0.132899993f * square * square * scale,
+                c = -0.0485012121f * square * square * square * scale;
 #pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      const float a = tanh(s[i]), b = tanh(s[i + 1]);
-      s[i] = a, s[i + 1] = b;
-      f(i, fmaf(-a, a, 1), fmaf(-b, b, 1));
-    }
-  };
-  if (__all_sync(~0u, most <= kSmall))
-    all([](float x) {
+    for (float& x : s) {
       const float y = x * x;
-      return x * fmaf(y,
-                      fmaf(y, fmaf(y, fmaf(y, fmaf(y, -0.00478907659f, 0.0196918276f), -0.0534030169f), 0.133267598f),
-                           -0.333330823f),
-                      1);
-    });
-  else  // 1 - 2 / (e^2x + 1)
-    all([](float x) { return 1 - __fdividef(2, exp2_fast(x * (2 * kLog2e)) + 1); });
+      x *= fmaf(y, fmaf(y, fmaf(y, c, b), a), scale);
+    }
+  } else {  // 1 - 2 / (e^2x + 1)
+#pragma unroll
+    for (float& x : s) x = cap * (1 - __fdividef(2, exp2_fast(x * ratio * (2 * kLog2e)) + 1));
+  }
+}
+/// Its slope where a score came to be x.
+__device__ __forceinline__ float cap_slope(float x, float inverse_cap) {
+  return fmaf(-x * inverse_cap, x * inverse_cap, 1);
 }
 
 /// The terms of a batch and a query head, for a lane: `own` are its rows. kQueries: they are
@@ -217,13 +216,15 @@ template <class E, bool kQueries, int kColumns> struct LaneTerms {
   __device__ __forceinline__ std::uint32_t add(float (&s)[kColumns / 2], float scale,
                                                std::uint32_t (*slope)[16]) const {
     if (t.cap != 0) {
-      for_tanh(s, scale * t.inverse_cap, [&](int i, float a, float b) {
-        if (slope) (*slope)[i / 2 % 16] = pack_pair<f16>(a, b);
-      });
-      scale = t.cap;
-    }
+      cap_scores(s, scale, t.cap, t.inverse_cap);
+      if (slope)
 #pragma unroll
-    for (float& x : s) x *= scale;
+        for (int i = 0; i < 16; ++i)
+          (*slope)[i] = pack_pair<f16>(cap_slope(s[2 * i], t.inverse_cap), cap_slope(s[2 * i + 1], t.inverse_cap));
+    } else {
+#pragma unroll
+      for (float& x : s) x *= scale;
+    }
     if (t.of.slopes) {
       const float steep = -__ldg(static_cast<const float*>(t.of.slopes) + h);
       each_distance([&](int i, float distance) { s[i] = fmaf(steep, distance, s[i]); });
@@ -286,14 +287,8 @@ template <int D> struct TermCollector {
       end[0] += its == 0 ? 0 : sum, end[1] += its == 0 ? sum : 0;
       return;
     }
-    const auto near = [first = scratch + kRows](int i) { return first + static_cast<std::uint32_t>(i) * 4; };
-    if (shares_are_near(sums))
-      add_to_table(
-          lane, ds, scratch, [&](int i) { return load_shared<float>(near(i)); },
-          [&](int i, float x) { store_shared(near(i), x); });
-    else
-      add_to_table(
-          lane, ds, scratch, [&](int i) { return share[i]; }, [&](int i, float x) { share[i] = x; });
+    if (shares_are_near(sums)) add_to_table(lane, ds, scratch, &shared<float>(scratch + kRows));
+    else add_to_table(lane, ds, scratch, share);
   }
   __device__ __forceinline__ void add_rows(const float (&ds)[32]) {
 #pragma unroll
@@ -310,26 +305,21 @@ template <int D> struct TermCollector {
     __syncwarp();
     for (std::uint32_t i = threadIdx.x % kWarp; i < static_cast<std::uint32_t>(kWarpShares * (sums.entries + 1));
          i += kWarp) {
-      const std::uint32_t at = scratch + kRows + 4 * i;
-      if (share) share[i] += load_shared<float>(at);
-      store_shared(at, 0);
+      float& near = shared<float>(scratch + kRows + 4 * i);
+      if (share) share[i] += near;
+      near = 0;
     }
     __syncwarp();
   }
 
  private:
-  /// get(i), put(i, x): of a warp's shares.
-  template <class E, class Get, class Put>
+  template <class E>
   __device__ __forceinline__ void add_to_table(const LaneTerms<E, true, kCell>& lane, const float (&ds)[32],
-                                               std::uint32_t scratch, const Get& get, const Put& put) const {
+                                               std::uint32_t scratch, float* share) const {
     const ScoreTerms& t = lane.t;
     const int its = static_cast<int>(threadIdx.x) % kWarp;
-    const auto at_of = [&](int row, int column) {
-      return scratch + static_cast<std::uint32_t>(row) * kPitch + static_cast<std::uint32_t>(column) * 4;
-    };
-    const auto seen = [&](int plane, int column) {
-      return load_shared<int>(lane.columns + static_cast<std::uint32_t>(plane * kCell + column) * 4);
-    };
+    float* const rows = &shared<float>(scratch);
+    const auto seen = [&](int plane, int column) { return (&shared<int>(lane.columns))[plane * kCell + column]; };
     const int on_grid = t.of.table_on_grid, frames = on_grid && t.frames, last = static_cast<int>(t.of.entries) - 1;
     const int key[2] = {seen(on_grid, its), seen(on_grid, its + 32)};
     const int frame[2] = {frames ? seen(2, its) : 0, frames ? seen(2, its + 32) : 0};
@@ -339,7 +329,8 @@ template <int D> struct TermCollector {
       __syncwarp();
 #pragma unroll
       for (int c = 0; c < 8; ++c)
-        store_shared(at_of(its / 4, 8 * c + its % 4 * 2), make_float2(ds[4 * c + 2 * h], ds[4 * c + 2 * h + 1]));
+        store_shared(scratch + kPitch * (its / 4) + 32 * c + 8 * (its % 4),
+                     float2{ds[4 * c + 2 * h], ds[4 * c + 2 * h + 1]});
       __syncwarp();
 #pragma unroll
       for (int r = 0; r < 8 / kWarpShares; ++r)
@@ -353,7 +344,7 @@ template <int D> struct TermCollector {
             const int row = r + 8 / kWarpShares * i;
             const auto query = static_cast<unsigned>(__shfl_sync(~0u, own, 4 * row)),
                        column = static_cast<unsigned>(key[half]);
-            x[i] = load_shared<float>(at_of(row, its + 32 * half));
+            x[i] = rows[row * kPitch / 4 + its + 32 * half];
             const unsigned place = t.place(query, column);
             at[i] = t.entry(place);
             bool out = place != (on_grid ? __vadd2(query, column) : query + column);
@@ -367,14 +358,14 @@ template <int D> struct TermCollector {
           if (__any_sync(~0u, beyond)) {
 #pragma unroll
             for (int i = 0; i < kWarpShares; ++i)
-              add_by_entry(x[i] != 0, at[i], x[i], [&](int entry, float sum) { put(entry, get(entry) + sum); });
+              add_by_entry(x[i] != 0, at[i], x[i], [&](int entry, float sum) { share[entry] += sum; });
           } else {
             float was[kWarpShares];
 #pragma unroll
-            for (int i = 0; i < kWarpShares; ++i) was[i] = x[i] != 0 ? get(at[i]) : 0.0f;
+            for (int i = 0; i < kWarpShares; ++i) was[i] = x[i] != 0 ? share[at[i]] : 0.0f;
 #pragma unroll
             for (int i = 0; i < kWarpShares; ++i)
-              if (x[i] != 0) put(at[i], was[i] + x[i]);
+              if (x[i] != 0) share[at[i]] = was[i] + x[i];
           }
           __syncwarp();  // the next ones' may be of another lane
         }

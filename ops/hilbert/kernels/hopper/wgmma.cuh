@@ -29,15 +29,12 @@ namespace hilt::cuda::hopper {
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21," \
   "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define HILT_REGISTERS_96 HILT_REGISTERS_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define HILT_REGISTERS_128                                                                            \
-  HILT_REGISTERS_64                                                                                   \
-  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
-  "%56,%57,%58,%59,%60,%61,%62,%63"
+#define HILT_REGISTERS_128 HILT_REGISTERS_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define HILT_SUMS_4(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3])
 #define HILT_SUMS_16(I) HILT_SUMS_4(I), HILT_SUMS_4(I + 4), HILT_SUMS_4(I + 8), HILT_SUMS_4(I + 12)
 #define HILT_SUMS_64 HILT_SUMS_16(0), HILT_SUMS_16(16)
 #define HILT_SUMS_96 HILT_SUMS_64, HILT_SUMS_16(32)
-#define HILT_SUMS_128 HILT_SUMS_64, HILT_SUMS_16(32), HILT_SUMS_16(48)
+#define HILT_SUMS_128 HILT_SUMS_96, HILT_SUMS_16(48)
 
 template <class E, int kTransposeA, int kTransposeB>
 __device__ __forceinline__ void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, int accumulate) {
