@@ -374,6 +374,28 @@ TEST_F(Attend, ScoreTermsFromFiles) {
   }
 }
 
+TEST_F(Attend, ATableLooksAtPoints) {
+  const Sizes n;
+  write(n, random_inputs(n), hilt::DType::f64);
+  hilt::write_npy(files.path("table.npy"), hilt::randn({4, 3, 5}, {5, 1}, hilt::DType::f64));
+  std::vector<std::int32_t> cells;
+  for (std::int32_t t = 0; t < 16; ++t) cells.insert(cells.end(), {t / 4, t % 4});
+  hilt::write_npy(files.path("points.npy"), hilt::from_values(cells, {16, 2}));
+  hilt::write_npy(files.path("wide.npy"), hilt::from_values(cells, {16, 2}, hilt::DType::i64));
+  const std::string table = " --relative " + files.path("table.npy");
+  ASSERT_EQ(run("--order row:4x4" + table).status, 0);
+  const std::vector<double> o = read("o").to_vector(), d = read("d_relative").to_vector();
+  ASSERT_EQ(run("--order row --points " + files.path("points.npy") + table).status, 0);
+  EXPECT_EQ(read("o").to_vector(), o);
+  EXPECT_EQ(read("d_relative").to_vector(), d);
+  const Ran alone = run("--order row --points " + files.path("points.npy")),
+            wide = run("--order row --points " + files.path("wide.npy") + table);
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_NE(alone.err.find("goes with --relative FILE"), std::string::npos) << alone.err;
+  EXPECT_EQ(wide.status, 3);
+  EXPECT_NE(wide.err.find("points are i64[16, 2]"), std::string::npos) << wide.err;
+}
+
 TEST_F(Attend, PublishedSlopesNeedNoFile) {
   const Sizes n;
   const Inputs in = random_inputs(n);

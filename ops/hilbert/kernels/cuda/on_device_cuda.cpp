@@ -6,7 +6,6 @@
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
-
 namespace {
 
 struct Lists {
