@@ -579,6 +579,26 @@ TEST(TermsOfACall, PointsStandForAGrid) {
   }
 }
 
+TEST(TermsOfACall, EachRowHasItsPoints) {
+  PlanSpec spec;
+  spec.length = 24, spec.heads = 2;
+  const PlanPtr plan = make_plan(spec);
+  const Tensor q = randn({3, 24, 2, 4}, {1, 1}, DType::f64),
+               points = to(mul(randn({3, 24, 2}, {1, 4}, DType::f64), 3.0), DType::i32);
+  for (const Backward mode : kModes) {
+    AttentionOptions options{.backward = mode};
+    options.terms.relative = randn({2, 3, 5}, {1, 3}, DType::f64);
+    options.terms.points = points;
+    const Tensor all = attention(q, q, q, plan, options);
+    for (Index b = 0; b < 3; ++b) {
+      const Tensor own = slice(q, 0, b, b + 1);
+      options.terms.points = slice(points, 0, b, b + 1);
+      EXPECT_EQ(attention(own, own, own, plan, options).to_vector(), slice(all, 0, b, b + 1).to_vector())
+          << name_of(mode);
+    }
+  }
+}
+
 // At both ends of their type, with further axes below zero.
 TEST(TermsOfACall, PointsMayLieFarApart) {
   constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
