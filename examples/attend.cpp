@@ -199,17 +199,17 @@ Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& docume
   std::vector<Tensor> rows;
   for (Index row = 0; row < std::max<Index>(all.dim(0), std::ssize(documents)); ++row) {
     std::vector<Index> lengths;
-    Index left = length;
+    Index left = documents.empty() ? 0 : length;  // behind the documents, where any point will do
     if (!documents.empty())
       for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)]) {
         check(d.length <= left, "--documents (", program::brief(s.documents), "): those of row ", row,
               " hold more tokens than a row has, ", length);
         lengths.push_back(d.length), left -= d.length;
       }
-    if (left > 0) lengths.push_back(left);  // behind the documents
-    const Index of = all.dim(0) == 1 ? 0 : row;
+    const Index of = all.dim(0) == 1 ? 0 : row, end = length - left;
     try {
-      rows.push_back(ordered(squeeze(slice(all, 0, of, of + 1), 0), lengths));
+      const Tensor order = ordered(slice(squeeze(slice(all, 0, of, of + 1), 0), 0, 0, end), lengths);
+      rows.push_back(cat({order, slice(arange(length), 0, end, length)}, 0));
     } catch (const Error& e) { fail_with(Code::data, e.what()); }
   }
   return rows.size() == 1 ? rows[0] : stack(rows);

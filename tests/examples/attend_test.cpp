@@ -280,6 +280,17 @@ TEST_F(Attend, TakesAnOrderFromAFileOrFromPoints) {
   spoiled[3] = std::nan("");
   hilt::write_npy(files.path("o.npy"), hilt::from_values(spoiled, {16, 2}));
   says(run("--order points:" + files.path("o.npy")), 3, "o.npy): row 1 has nan on axis 1");
+  // A point that lies in no document may be anything.
+  spoiled[3] = static_cast<double>(corners[3]);
+  std::vector<Values> with_and_without;
+  for (const double last : {spoiled[31], std::nan("")}) {
+    spoiled[31] = last;
+    hilt::write_npy(files.path("o.npy"), hilt::from_values(spoiled, {16, 2}));
+    ASSERT_EQ(run("--order points:" + files.path("o.npy") + " --documents 8,7 --pattern segment:4").status, 0);
+    with_and_without.push_back(read("dk").to_vector());
+  }
+  EXPECT_EQ(with_and_without[0], with_and_without[1]);
+  says(run("--order points:" + files.path("o.npy") + " --documents 8,8"), 3, "o.npy): row 15 has nan on axis 1");
   says(run("--order points:"), 2, "expected points:FILE.npy[/KIND][/bits=B]");
   says(run("--order points:" + pi), 3, "points [16]; expected [16, 2 or 3] or [2, 16, 2 or 3]");
 }
