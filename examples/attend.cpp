@@ -33,7 +33,7 @@ struct Term {
 };
 
 struct Settings : AttentionSettings {
-  std::string q, k, v, d_o, permutation, weights, device = "auto", dtype, out = "out/attend";
+  std::string q, k, v, d_o, permutation, points, weights, device = "auto", dtype, out = "out/attend";
   std::vector<Term> terms{{"alibi", &ScoreTerms::slopes},
                           {"relative", &ScoreTerms::relative},
                           {"bias", &ScoreTerms::bias, true},
@@ -61,6 +61,9 @@ void declare(program::Options& options, Settings& s) {
     if (term.name == "alibi") options.text_or(kPublished, term.option(), term.path, "FILE", help);
     else options.text(term.option(), term.path, "FILE", help);
   }
+  options.text("--points", s.points, "FILE",
+               "Of --relative: whole numbers [L, axes], or [B, L, axes] for each row of the batch; its table then "
+               "looks at these, not at tokens or the grid");
   const AttentionSetting& backward = attention_setting("backward");
   options.choice("--mode", s.backward, {backward.choices.begin(), backward.choices.end()}, std::string(backward.help));
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
@@ -196,17 +199,17 @@ Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& docume
   std::vector<Tensor> rows;
   for (Index row = 0; row < std::max<Index>(all.dim(0), std::ssize(documents)); ++row) {
     std::vector<Index> lengths;
-    Index left = length;
+    Index left = documents.empty() ? 0 : length;  // behind the documents, where any point will do
     if (!documents.empty())
       for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)]) {
         check(d.length <= left, "--documents (", program::brief(s.documents), "): those of row ", row,
               " hold more tokens than a row has, ", length);
         lengths.push_back(d.length), left -= d.length;
       }
-    if (left > 0) lengths.push_back(left);  // behind the documents
-    const Index of = all.dim(0) == 1 ? 0 : row;
+    const Index of = all.dim(0) == 1 ? 0 : row, end = length - left;
     try {
-      rows.push_back(ordered(squeeze(slice(all, 0, of, of + 1), 0), lengths));
+      const Tensor order = ordered(slice(squeeze(slice(all, 0, of, of + 1), 0), 0, 0, end), lengths);
+      rows.push_back(cat({order, slice(arange(length), 0, end, length)}, 0));
     } catch (const Error& e) { fail_with(Code::data, e.what()); }
   }
   return rows.size() == 1 ? rows[0] : stack(rows);
@@ -259,11 +262,15 @@ void plan_it(Call& c, const Settings& s) {
   program::plan_from(s.order, s.pattern, [&] { c.plan = make_plan(spec); });
 }
 
-void read_terms(Call& c) {
+void read_terms(Call& c, const Settings& s) {
+  check(s.points.empty() || !c.terms[1].path.empty(), "--points (", s.points,
+        "): goes with --relative FILE, a table that looks at them");
+  if (!s.points.empty()) c.options.terms.points = to(read_npy(s.points), c.device);
   for (Term& term : c.terms) {
     if (term.path.empty() || (term.name == "alibi" && c.options.terms.alibi)) continue;
     term.read = read_floats(term.option(), term.path);
     ScoreTerms one;
+    if (term.name == "relative") one.points = c.options.terms.points;
     one.*term.tensor = to(to(term.read, c.dtype == DType::f64 ? DType::f64 : DType::f32), c.device);
     try {
       (void)c.memory_of(one);  // fits?
@@ -274,7 +281,7 @@ void read_terms(Call& c) {
 
 /// A result does not replace what it was computed from.
 void refuse_own_input(const Settings& s, const std::string& result) {
-  std::vector<std::string> inputs{s.q, s.k, s.v, s.d_o, s.permutation};
+  std::vector<std::string> inputs{s.q, s.k, s.v, s.d_o, s.permutation, s.points};
   if (s.order.starts_with(kPoints)) inputs.push_back(points_of(s.order).file);
   for (const Term& term : s.terms) inputs.push_back(term.path);
   for (std::size_t i = s.pattern.find('@'); i != s.pattern.npos; i = s.pattern.find('@', i + 1))
@@ -349,7 +356,7 @@ int work(const program::Options&, const Settings& s) {
   c.options.terms.alibi = s.terms[0].path == kPublished;
   read_inputs(c, s);
   plan_it(c, s);
-  read_terms(c);
+  read_terms(c, s);
   if (c.device.is_cpu() && (c.d_o || c.options.backward == Backward::taped))
     program::require_memory("--mode (" + s.backward + ")", static_cast<double>(c.memory_of(c.options.terms).peak),
                             c.options.backward == Backward::fused ? "use a sparser --pattern or a narrower --dtype"

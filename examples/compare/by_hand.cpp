@@ -55,19 +55,10 @@ Json by_hand() {
   const hilt::AttentionResult kept =
       hilt::attention_with_lse(as_call(q), as_call(k), as_call(v), plan, {.scale = kScale});
   const Tensor lse = as_matrix(kept.lse), delta = hilt::sum(d_o * as_matrix(kept.o), {-1}, true);
-  const std::pair<const char*, Tensor> matrices[] = {{"Q", q},
-                                                     {"K", k},
-                                                     {"V", v},
-                                                     {"dO", d_o},
-                                                     {"S", s},
-                                                     {"P", p},
-                                                     {"L", lse},
-                                                     {"dP", dp},
-                                                     {"dS", ds},
-                                                     {"\u0394", delta},
-                                                     {"O", hilt::matmul(p, v)}};
   Json out{{"c", kScale}};
-  for (const auto& [name, x] : matrices) out["matrices"][name] = rows_of(x);
+  const auto show = [&](const char* name, const Tensor& x) { out["matrices"][name] = rows_of(x); };
+  show("Q", q), show("K", k), show("V", v), show("dO", d_o), show("S", s), show("P", p), show("L", lse);
+  show("dP", dp), show("dS", ds), show("\u0394", delta), show("O", hilt::matmul(p, v));
   // All modes, and the largest difference between any two of them and the formulas.
   double apart = 0;
   const std::pair<const char*, Tensor> formulas[] = {{"dQ", hilt::matmul(ds, k) * kScale},
@@ -81,7 +72,7 @@ Json by_hand() {
     for (std::size_t i = 0; i < std::size(formulas); ++i) {
       const Tensor found = as_matrix(g[1 + i].second);
       for (const double x : (found - formulas[i].second).to_vector()) apart = std::max(apart, std::abs(x));
-      if (mode.mode == hilt::Backward::fused) out["matrices"][formulas[i].first] = rows_of(found);
+      if (mode.mode == hilt::Backward::fused) show(formulas[i].first, found);
     }
   }
   out["apart"] = apart;

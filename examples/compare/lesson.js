@@ -19,7 +19,7 @@ function step_of(step) {
   const pass = ["S", "L", "P", "O", "a"].includes(step.id) ? "forward" : "backward", kernel = page.kernels[pass];
   const kept = way[page.by_ops]?.kept_by_symbol ?? {}, symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])];
   const in_parts = step.rule_of_parts && step.node in kept;
-  const fused = step[kernel] ?? (kernel === "cpu_pairs" ? step.cpu : null), here = (i) => fused.first + i === fused.line;
+  const fused = step[kernel] ?? step[{ cpu_pairs: "cpu", mma: "plain" }[kernel]] ?? null, here = (i) => fused.first + i === fused.line;
   const of_node = data.steps.steps.filter((s) => s.node && s.node === step.node).map((s) => s.id);
   const sum = (list) => list.reduce((a, b) => a + b, 0);
   const ops = (way[page.by_ops]?.tape ?? []).filter((op) => op.symbol && symbols.includes(op.symbol));

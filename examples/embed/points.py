@@ -2,40 +2,43 @@
 one curve parts are neighbours on the next. Each batch has its own orders, and all have one plan.
 
 A cloud holds six shapes of four kinds. A point knows where it lies and a hint of its shape's kind, right 2 times in 5;
-the hints around it say the rest. `row`: points as they come, at random.
+the hints around it say the rest. Ways, of which tests/bench/results/points.jsonl has five seeds each:
+all, a curve a layer; row, points as they come, at random; groups, each layer with all curves, one a head; table, all
+with a table of how far the cells of two points lie apart; turn, all where q and k turn by x, y and z.
 
-    python points.py [all|row] [SEED] [STEPS] [SEGMENT]
+    python points.py [WAY] [SEED] [STEPS] [SEGMENT]
 """
-
 import sys
-
+import time
 import hilt
 import torch
 from torch import nn
 
-KINDS, SHAPES, WIDTH, HEADS, WAVES = 4, 6, 32, 4, 24
+KINDS, SHAPES, WIDTH, HEADS, WAVES, CELLS = 4, 6, 48, 4, 24, 9
 CURVES, CLOUDS = ("hilbert", "hilbert-trans", "morton", "morton-trans"), [300, 180, 344, 200]  # points of each
 LENGTH = sum(CLOUDS)
 
 
-def draw(g):
-    """Points [L, 3], hints [L] and kinds [L] of a row of clouds."""
-    return [torch.cat(x) for x in zip(*[cloud(points, g) for points in CLOUDS])]
-
-
 def cloud(points, g):
+    """Points [L, 3], hints [L] and kinds [L]."""
     shape = torch.randint(SHAPES, (points,), generator=g)
     kind, axis = (torch.randint(n, (SHAPES,), generator=g)[shape] for n in (KINDS, 3))
     x = torch.rand(points, 3, generator=g) * 2 - 1
-    sphere = x / x.norm(dim=1, keepdim=True)
     along = nn.functional.one_hot(axis, 3).bool()
     box = torch.where(along, x.sign(), x)  # two sides of it
     rod, flat = torch.where(along, x, 0.0), torch.where(along, 0.0, x)
-    ring = flat / flat.norm(dim=1, keepdim=True)
+    sphere, ring = (y / y.norm(dim=1, keepdim=True) for y in (x, flat))
     x = torch.stack([sphere, box, rod, ring])[kind, torch.arange(points)]
     told = torch.rand(points, generator=g) < 0.2  # 0.2 + 0.8 / 4
     hint = torch.where(told, kind, torch.randint(KINDS, (points,), generator=g))
     return torch.rand(SHAPES, 3, generator=g)[shape] + 0.12 * x, hint, kind
+
+
+def turned(x, xyz):
+    """Heads [1, L, H, D], a third of each by a coordinate: at two speeds."""
+    angle = xyz[:, None, :, None] * torch.tensor([4.0, 16.0])
+    a, b = x.view(*x.shape[:3], 3, 2, 2).unbind(4)
+    return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], 4).view(x.shape)
 
 
 class Layer(nn.Module):
@@ -44,10 +47,16 @@ class Layer(nn.Module):
         self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.table = nn.Parameter(torch.zeros(HEADS, CELLS, CELLS, CELLS))
 
-    def forward(self, x, plan, order):
+    def forward(self, x, xyz, way, **how):
         q, k, v = self.qkv(self.before(x)).view(1, LENGTH, 3, HEADS, WIDTH // HEADS).unbind(2)
-        x = x + self.projection(hilt.attention(q, k, v, plan=plan, permutation=order).flatten(2))
+        if way == "turn":
+            q, k = turned(q, xyz), turned(k, xyz)
+        if way == "table":
+            how |= {"relative": self.table, "points": (20 * xyz).int()}
+        swap = (lambda y: y.transpose(0, 2)) if way == "groups" else (lambda y: y)  # a row a head
+        x = x + self.projection(swap(hilt.attention(*map(swap, (q, k, v)), **how)).flatten(2))
         return x + self.mlp(self.between(x))
 
 
@@ -58,32 +67,34 @@ class Model(nn.Module):
         self.first, self.last = nn.Linear(WAVES + KINDS, WIDTH), nn.Linear(WIDTH, KINDS)
         self.waves = nn.Linear(3, WAVES)
 
-    def forward(self, xyz, hints, plan, curves):
-        waves = torch.sin(20 * self.waves(xyz))
-        x = self.first(torch.cat([waves, nn.functional.one_hot(hints, KINDS)], 1)).unsqueeze(0)
-        for layer, curve in zip(self.layers, CURVES):
-            order = hilt.order_of_points(xyz, curve, 10, CLOUDS) if curves == "all" else torch.arange(LENGTH)
-            x = layer(x, plan, order)
+    def forward(self, xyz, hints, plan, way):
+        x = self.first(torch.cat([torch.sin(20 * self.waves(xyz)), nn.functional.one_hot(hints, KINDS)], 1))[None]
+        orders = torch.stack([hilt.order_of_points(xyz, curve, 10, CLOUDS) for curve in CURVES])
+        for one, order in zip(self.layers, orders):
+            x = one(x, xyz, way, plan=plan, permutation={"groups": orders, "row": torch.arange(LENGTH)}.get(way, order))
         return self.last(x).squeeze(0)
 
 
-def main(curves="all", seed=1, steps=400, segment=32):
+def main(way="all", seed=1, steps=400, segment=32):
     torch.manual_seed(int(seed))
-    g, steps = torch.Generator().manual_seed(int(seed)), int(steps)
-    plan = hilt.plan(LENGTH, heads=HEADS, order="given", pattern=f"segment:{segment}", documents=CLOUDS)
-    model = Model()
+    g, steps, right, ms = torch.Generator().manual_seed(int(seed)), int(steps), 0.0, 0.0
+    heads = 1 if way == "groups" else HEADS
+    plan = hilt.plan(LENGTH, heads=heads, order="given", pattern=f"segment:{segment}", documents=CLOUDS)
+    model, start = Model(), time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.004, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
-    for _ in range(steps):
-        xyz, hints, kinds = draw(g)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(xyz, hints, plan, curves), kinds).backward()
-        optimizer.step()
-        schedule.step()
-    with torch.no_grad():
-        right = [model(xyz, hints, plan, curves).argmax(1) == kinds for xyz, hints, kinds in map(draw, [g] * 20)]
-    right = 100 * torch.cat(right).double().mean().item()
-    print(f"{curves}, seed {seed}: {right:.1f} % of points right after {steps} steps")
+    for step in range(steps + 20):  # the last ones only look
+        xyz, hints, kinds = (torch.cat(x) for x in zip(*[cloud(points, g) for points in CLOUDS]))
+        with torch.set_grad_enabled(step < steps):
+            said = model(xyz, hints, plan, way)
+        right += 5 * (said.argmax(1) == kinds).double().mean().item()
+        if step < steps:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(said, kinds).backward()
+            optimizer.step()
+            schedule.step()
+            right, ms = 0.0, 1e3 * (time.process_time() - start) / steps
+    print(f'{{"way": "{way}", "seed": {seed}, "steps": {steps}, "right": {right:.2f}, "processor_ms": {ms:.1f}}}')
     return right
 
 

@@ -63,8 +63,8 @@ Call call_of(const PlanPtr& plan, const AttentionOptions& options, const std::ar
   return checked_call(op, asked, options, asked->queries(), asked->length(), q, k, v);
 }
 
-/// Sequence b of x, which has a plan of its own; all of a batch of one.
-Tensor sequence_of(const Tensor& x, Index b) { return x.dim(0) <= 1 ? x : slice(x, 0, b, b + 1); }
+/// Sequence b of x, which has a plan of its own; all of a batch of one. None stays none.
+Tensor sequence_of(const Tensor& x, Index b) { return !x || x.dim(0) <= 1 ? x : slice(x, 0, b, b + 1); }
 
 /// f(b, its plan, its options) of every sequence of a call in which each has a plan of its own, one
 /// after the other.
@@ -72,7 +72,7 @@ template <class F> void each_sequence(const Call& call, const Tensor& q, const T
   for (Index b = 0; b < std::max<Index>(q.dim(0), 1); ++b) {
     AttentionOptions own = call.options;
     own.first_batch += b, own.permutation = {};
-    if (own.terms.bias) own.terms.bias = sequence_of(own.terms.bias, b);
+    own.terms.bias = sequence_of(own.terms.bias, b), own.terms.points = sequence_of(own.terms.points, b);
     f(b, call.plan->takes_order() ? plan_along(call, b) : plan_of_sequence(call.plan, q, k, b), own);
   }
 }
@@ -118,8 +118,8 @@ AttentionResult run(Call call, Inputs in, bool with_lse) {
     std::vector<Tensor> its;
     for (const Tensor& x : in) its.push_back(sequence_of(x, b));
     Call one = call_of(own, how, OneOp::parts(its));
-    if (call.out) one.out = sequence_of(call.out, b);
-    if (call.given.o) one.given = {sequence_of(call.given.o, b), sequence_of(call.given.lse, b)};
+    one.out = sequence_of(call.out, b);
+    one.given = {sequence_of(call.given.o, b), sequence_of(call.given.lse, b)};
     const AttentionResult r = run(one, its, with_lse);
     o.push_back(r.o), lse.push_back(r.lse);
   });
@@ -163,23 +163,19 @@ void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v
                     const AttentionOptions& options) {
   const std::array in{q, k, v};
   Call call = call_of(plan, options, in, "attention_into");
-  const auto each_input = [&](auto&& f) {
-    std::ranges::for_each(in, f), std::ranges::for_each(term_inputs(options.terms), f);
-  };
-  each_input([](const Tensor& x) {
-    check(!x || !Tape::current() || !Tape::current()->knows(x),
-          "attention_into: a tape knows an input, and no gradient goes through memory that is given; use attention(), ",
-          "or detach()");
-  });
   check(bool(o) && o.shape() == q.shape() && o.dtype() == q.dtype() && o.device() == q.device(),
         "attention_into: o must be ", q.dtype(), q.shape(), " on ", q.device(), ", as q is");
   for (int axis = 0; axis < 4; ++axis)
     check(axis < 3 ? o.stride(axis) > 0 || o.dim(axis) < 2 : o.stride(axis) == 1 || o.dim(axis) < 2,
           "attention_into: o has stride ", o.stride(axis), " at axis ", axis,
           "; its rows lie apart, and their elements one after the other");
-  each_input([&](const Tensor& x) {
+  const auto judge = [&](const Tensor& x) {
+    check(!x || !Tape::current() || !Tape::current()->knows(x),
+          "attention_into: a tape knows an input, and no gradient goes through memory that is given; use attention(), ",
+          "or detach()");
     check(!x || x.storage() != o.storage(), "attention_into: o shares memory with an input");
-  });
+  };
+  std::ranges::for_each(in, judge), std::ranges::for_each(term_inputs(options.terms), judge);
   call.out = o, call.options.backward = Backward::fused;
   (void)run(std::move(call), in, false);
 }

@@ -170,7 +170,7 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
   // A sink is a key with this score and value 0, met before all others. Kernels write to its copy.
   if (sink) return {o, clone(expand(reshape(sink, {1, call.heads(), 1}), lse_shape)), false};
   if (whole) return {o, empty(lse_shape, stat, q.device()), true};
-  return {o, full(lse_shape, -std::numeric_limits<double>::infinity(), stat, q.device()), true};
+  return {o, full(lse_shape, kMinusInfinity, stat, q.device()), true};
 }
 
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,

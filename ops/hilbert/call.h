@@ -22,6 +22,7 @@ struct Call {
   Tensor token_at = {};  // at each position, i32, where kernels follow an order; on a GPU of one row or of all
   bool causal = false;   // and by token, which such a plan leaves to them
   Tensor table = {};     // relative [H, entries] and a 0, where some tokens lie on no grid
+  Tensor points = {};    // [1 or B, L] of Site, where relative looks at these
 
   Index heads() const { return plan->heads(); }
   /// Whether rows of a GPU's batch have an order each, and so passes of their own.
@@ -31,6 +32,8 @@ struct Call {
 /// For q of `queries` rows, k and v of `keys`. Its terms are all there, dense, the bias of rank 4.
 Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
                   const Tensor& q, const Tensor& k, const Tensor& v);
+
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();  // a bias that masks, a sink that is none
 
 /// The last of these that a thread has seen.
 template <class X> std::vector<X>& seen() {

@@ -143,14 +143,10 @@ TermConfig term_config(const AttentionSettings& s) {
 }
 
 NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm) {
-  const std::vector<std::string_view>& types = attention_setting("attention_type").choices;
   NamedAttention a;
   AttentionSettings& s = a.settings_;
   for (const auto& [key, value] : config) read_setting(s, key, value);
-  std::string all;
-  for (const std::string_view type : types) all += (all.empty() ? "" : ", ") + std::string(type);
-  check(!s.attention_type.empty(), "make_attention: attention_type is missing; one of ", all);
-  const std::size_t kind = find_name("attention_type", s.attention_type, types);
+  const std::size_t kind = find_name("attention_type", s.attention_type, attention_setting("attention_type").choices);
   const bool sparse = kind == 3 || kind == 6, over_ranks = kind >= 4, curve = kind == 2 || kind == 5;
   for (const auto& [key, value] : config) {
     const Reader reader = attention_setting(key).reader;

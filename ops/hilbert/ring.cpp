@@ -142,6 +142,7 @@ AttentionResult run(std::array<Tensor, 3> in, const ShardPlanPtr& shard, const C
         " is not for several ranks; use fused");
   Call call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options,
                            shard->length(), shard->length(), in[0], in[1], in[2]);
+  check(!call.points, "ring_attention: relative by points is not for several ranks");
   const kernels::Terms terms = kernel_terms(call);
   check(shard->plan().spec().documents.empty() || !(terms.slopes_on_grid || terms.table_on_grid),
         "ring_attention: alibi and relative on the grids of documents are not for several ranks, and these are ",
@@ -207,18 +208,14 @@ Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& com
   const Tape::Pause pause;
   Index longest = 0;
   for (int r = 0; r < comm.size(); ++r) longest = std::max(longest, shard.shards().rows(r));
-  Tensor padded = zeros(rows.shape().with(1, longest), rows.dtype(), rows.device()),
-         filled = slice(padded, 1, 0, rows.dim(1));
-  copy(filled, rows);
-  std::vector<Tensor> all;
-  const Tensor gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
-  std::vector<std::int32_t> from(at(shard.plan().length()));       // by token
+  const Tensor gathered = comm.gather(pad(rows, 1, 0, longest - rows.dim(1)), {"whole_of_rows"});  // [ranks, B, ..]
+  std::vector<std::int32_t> from(at(shard.plan().length()));                                       // by token
   for (int r = 0; r < comm.size(); ++r) {
-    all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
     const std::vector<std::int32_t> tokens = shard.tokens_of(r);
     for (std::size_t i = 0; i < tokens.size(); ++i) from[at(tokens[i])] = narrow(r * longest + static_cast<Index>(i));
   }
-  return hilt::gather(cat(all, 1), 1, index_of(from, rows.device()));
+  const Shape all = rows.shape().with(1, comm.size() * longest);
+  return hilt::gather(reshape(transpose(gathered, 0, 1), all), 1, index_of(from, rows.device()));
 }
 
 }  // namespace hilt

@@ -2,7 +2,6 @@
 #include "ops/hilbert/terms.h"
 #include <tuple>
 #include "core/io/text.h"
-#include "core/parallel.h"
 #include "core/recent.h"
 #include "ops/hilbert/call.h"
 #include "ops/hilbert/modes/groups.h"
@@ -11,40 +10,30 @@
 namespace hilt {
 namespace {
 
-const double kMasked = -std::numeric_limits<double>::infinity();  // a bias that masks, a sink that is none
-
 DType stat_of(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
 bool distances_on_grid(const Plan& plan) { return std::ranges::any_of(plan.spec().pattern, &Branch::on_grid); }
 
 // ---- blocks of pairs, for taped and hybrid ------------------------------------------------------
 
-/// f(query's token, key's token, group) of all pairs of a batch: i32 [groups, q, k].
-template <class F> Tensor of_pairs(const GroupBatch& g, F&& f) {
-  Tensor x = empty({g.groups, g.q, g.k}, DType::i32);
-  std::int32_t* const out = x.mutable_data<std::int32_t>();
-  parallel_for(g.groups * g.q, 64, [&](Index begin, Index end) {
-    for (Index row = begin; row < end; ++row)
-      for (Index j = 0; j < g.k; ++j)
-        out[row * g.k + j] = narrow(f(g.q_name[at(row)], g.k_name[at(row / g.q * g.k + j)], at(row / g.q)));
-  });
-  return moved(x, g.queries.index.device());
-}
-/// f(query's site, key's site), each in its document.
-template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
-  return of_pairs(g, [&](std::int32_t t, std::int32_t u, std::size_t group) {
-    return f(kernels::site_of(g.grids, on_grid, t - g.first[group]),
-             kernels::site_of(g.grids, on_grid, u - g.first[group]));
+/// f(query's site, key's site), each in its document, or of the points there.
+template <class F>
+Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f, const kernels::Terms& terms = {}, Index rows = 1) {
+  return of_pairs(g, rows, [&](std::int32_t query, std::size_t group, Index row) {
+    const kernels::Site* const points = terms.points_of(g.row.empty() ? row : g.row[group]);
+    const auto site = [&g, on_grid, points, first = g.first[group]](std::int32_t token) {
+      return points ? points[token] : kernels::site_of(g.grids, on_grid, token - first);
+    };
+    return [&f, site, q = site(query)](std::int32_t key) { return f(q, site(key)); };
   });
 }
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
   return g.queries.heads && x.dim(axis) > 1 ? gather(x, axis, g.queries.heads) : x;
 }
 kernels::Site reach_of(const Tensor& table) {
-  kernels::Site r;
-  std::int32_t* const axes[] = {&r.a, &r.b, &r.c};
-  for (int i = 1; i < table.rank(); ++i) *axes[3 - table.rank() + i] = narrow(table.dim(i) / 2);
-  return r;
+  std::int32_t r[3]{};
+  for (int i = 1; i < table.rank(); ++i) r[3 - table.rank() + i] = narrow(table.dim(i) / 2);
+  return {r[0], r[1], r[2]};
 }
 
 // ---- the table of terms -------------------------------------------------------------------------
@@ -72,8 +61,17 @@ void check_relative(const Call& call, const Tensor& x) {
   for (int i = 1; i < x.rank(); ++i)
     check(x.dim(i) % 2 == 1, "relative: table ", x.shape(), " has an even extent, ", x.dim(i),
           "; offsets from -r to r are 2 r + 1");
-  if (x.rank() == 2) return;
   const PlanSpec& spec = call.plan->spec();
+  if (const Tensor& points = call.options.terms.points) {
+    const Shape one{spec.length, x.rank() - 1}, each{call.batch, spec.length, x.rank() - 1};
+    check(points.dtype() == DType::i32 && points.rank() > 1 && points.dim(-1) == one[1] &&
+              (points.numel() == one.numel() || points.numel() == each.numel()),
+          "relative: points are ", points.dtype(), points.shape(), ", the table ", x.shape(), "; expected i32 ", one,
+          " or ", each);
+    return check(prefix_of(spec.pattern) == 0, "relative: points do not go with a prefix, as in ",
+                 to_string(spec.pattern));
+  }
+  if (x.rank() == 2) return;
   const auto judge = [&](const Grid& grid, const auto&... where) {
     check(grid != Grid{}, "relative: table ", x.shape(), " is for ", x.rank() - 1, " axes, but ", where...,
           " has no grid; name one, as in row:HxW");
@@ -91,12 +89,17 @@ Tensor padded_table(const Plan& plan, const Tensor& table) {
   return cat({reshape(table, {table.dim(0), -1}), zeros({table.dim(0), 1}, table.dtype(), table.device())}, 1);
 }
 Tensor add_relative(const Call& call, const GroupBatch& g, const Tensor& s, const Tensor& table) {
-  const kernels::Site reach = reach_of(table);
-  const Tensor entries = of_sites(
-      g, table.rank() > 2, [&](const kernels::Site& q, const kernels::Site& k) { return kernels::entry(reach, q, k); });
+  kernels::Terms terms = kernel_terms(call);
+  const Tensor points = call.points ? moved(call.points, {}) : Tensor();
+  if (points) terms.points = reinterpret_cast<const kernels::Site*>(points.raw());
+  const auto find = [&](const kernels::Site& q, const kernels::Site& k) {
+    return (points ? kernels::entry<Index> : kernels::entry<std::int32_t>)(terms.reach, q, k);
+  };
+  const Tensor entries = of_sites(g, terms.table_on_grid, find, terms, terms.points_row > 0 ? s.dim(0) : 1);
   const Tensor padded = padded_table(*call.plan, table);
   const Tensor flat = reshape(of_heads(padded ? padded : table, 0, g), {std::ssize(g.heads), -1});
-  return add(s, reshape(gather(flat, 1, reshape(entries, {-1})), {-1, g.groups, g.q, g.k}));
+  const Tensor found = gather(flat, 1, reshape(entries, {-1}));
+  return add(s, transpose(reshape(found, {std::ssize(g.heads), entries.dim(0), g.groups, g.q, g.k}), 0, 1));
 }
 
 void check_bias(const Call& call, const Tensor& x) {
@@ -114,13 +117,14 @@ Tensor add_bias(const Call& call, const GroupBatch& g, const Tensor& s, const Te
   if (by_row) b = permute(b, {1, 0, 2, 3});
   const Index batch = by_row ? 1 : b.dim(0), queries = by_row ? b.dim(1) * each : each;
   if (queries == 1 && keys == 1) return add(s, unsqueeze(b, -1));
-  Tensor index = of_pairs(g, [&](Index t, Index u, std::size_t group) {
+  Tensor index = of_pairs(g, 1, [&](Index t, std::size_t group, Index) {
     if (!call.bias_row.empty()) t = call.bias_row[at(t)];
-    return ((by_row ? g.row[group] * each : 0) + (each > 1 ? t : 0)) * keys + (keys > 1 ? u : 0);
+    const Index row = ((by_row ? g.row[group] * each : 0) + (each > 1 ? t : 0)) * keys;
+    return [row, keys](std::int32_t u) { return row + (keys > 1 ? u : 0); };
   });
   Index q = g.q, k = g.k;
-  if (queries == 1) index = slice(index, 1, 0, q = 1);
-  if (keys == 1) index = slice(index, 2, 0, k = 1);
+  if (queries == 1) index = slice(index, 2, 0, q = 1);
+  if (keys == 1) index = slice(index, 3, 0, k = 1);
   const Tensor found = gather(reshape(b, {batch, heads, queries * keys}), 2, reshape(contiguous(index), {-1}));
   return add(s, reshape(found, {batch, heads, g.groups, q, k}));
 }
@@ -192,12 +196,9 @@ ScoreTerms make_terms(const TermConfig& config, Index heads, Index length, DType
     check(config.bias[i] <= 1 || config.bias[i] == fits || fits == 0, "bias: axis ", i,
           " of [batch, heads, queries, keys] is ", config.bias[i], "; it broadcasts where it is 1 or ", fits);
   }
-  if (config.relative.rank() > 0) {
-    Shape table{heads};
-    for (const Index extent : config.relative) table.push_back(extent);
-    t.relative = zeros(table, stat);
-  }
-  Shape bias;
+  Shape table{heads}, bias;
+  for (const Index extent : config.relative) table.push_back(extent);
+  if (table.rank() > 1) t.relative = zeros(table, stat);
   for (const Index extent : config.bias) bias.push_back(extent == 0 ? length : extent);
   if (bias.rank() > 0) t.bias = zeros(bias, stat);
   if (config.sink) t.sink = zeros({heads}, stat);
@@ -250,6 +251,13 @@ void resolve_terms(Call& call, const Tensor& q) {
     const Tape::Pause pause;
     if (term.tensor == &ScoreTerms::relative) call.table = padded_table(*call.plan, tensor);
   }
+  if (Tensor& points = x.points) {
+    check(bool(x.relative), "relative: points ", points.shape(), " are for a table, and there is none");
+    check(points.device() == q.device(), "relative: points are on ", points.device(), ", q on ", q.device());
+    const Index length = call.plan->length(), axes = points.dim(-1);
+    points = reshape(points, {points.numel() == length * axes ? 1 : call.batch, length, axes});
+    call.points = pad(points, 2, 3 - axes, 0);
+  }
   while (x.bias && x.bias.rank() < 4) x.bias = unsqueeze(x.bias, 0);
   const PlanSpec& spec = call.plan->spec();
   if (!x.bias || !spec.queries) return;
@@ -278,7 +286,7 @@ bool has_nonfinite_terms(const ScoreTerms& terms) {
   const Tape::Pause pause;
   std::vector<Tensor> all;
   for (const Tensor& x : term_inputs(terms))
-    if (x) all.push_back(where(equal(x, kMasked), 0.0, x));
+    if (x) all.push_back(where(equal(x, kMinusInfinity), 0.0, x));
   return !all.empty() && !std::isfinite(global_norm(all));
 }
 
@@ -304,8 +312,10 @@ kernels::Terms kernel_terms(const Call& call, Index first_row) {
   if (x.slopes) t.slopes = x.slopes.raw(), t.slopes_on_grid = distances_on_grid(*call.plan);
   if (x.relative) {
     const Tensor& table = call.table ? call.table : x.relative;
-    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2, t.reach = reach_of(x.relative);
+    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2 && !call.points, t.reach = reach_of(x.relative);
     t.entries = table.numel() / call.heads();
+    if (call.points && call.points.dim(0) > 1) t.points_row = call.plan->length();
+    if (call.points) t.points = reinterpret_cast<const kernels::Site*>(call.points.raw()) + first_row * t.points_row;
   }
   t.bias = pair_tensor<const void>(x.bias, call, first_row);
   return t;
@@ -322,10 +332,9 @@ Shape term_sum_shape(const Call& call, std::size_t which) {
 TermTensors term_sums(const Call& call, const Wanted& wanted) {
   const auto inputs = term_inputs(call.options.terms);
   TermTensors sums;
-  for (std::size_t i = 0; i < kTermTensors; ++i) {
-    if (!wanted[i] || !inputs[i] || i == kSinkTensor) continue;
-    sums[i] = zeros(term_sum_shape(call, i), stat_of(inputs[i].dtype()), inputs[i].device());
-  }
+  for (std::size_t i = 0; i < kTermTensors; ++i)
+    if (wanted[i] && inputs[i] && i != kSinkTensor)
+      sums[i] = zeros(term_sum_shape(call, i), stat_of(inputs[i].dtype()), inputs[i].device());
   return sums;
 }
 
@@ -339,7 +348,7 @@ TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wan
   const auto inputs = term_inputs(call.options.terms);
   if (wanted[kSinkTensor]) {  // ds = -sum e^(s - L) Delta
     const Tensor s = reshape(inputs[kSinkTensor], {1, call.heads(), 1});
-    const Tensor each = where(equal(s, kMasked), 0.0, mul(exp(sub(s, lse)), delta));
+    const Tensor each = where(equal(s, kMinusInfinity), 0.0, mul(exp(sub(s, lse)), delta));
     sums[kSinkTensor] = neg(sum(each, {0, 2}));
   }
   for (std::size_t i = 0; i < kTermTensors; ++i) {

@@ -22,6 +22,9 @@ struct ScoreTerms {
   /// [H, 2 r + 1] of t - u; [H, 2 ry + 1, 2 rx + 1] and [H, 2 rt + 1, 2 ry + 1, 2 rx + 1] of the
   /// coordinates on the order's grid. Query minus key, index 0 is -r; beyond r counts as r.
   Tensor relative{};
+  /// i32 [L, axes], or [B, L, axes] or [B L, axes]: where each token is, which the table looks at
+  /// instead. Not beside a prefix, or over ranks.
+  Tensor points{};
   /// Broadcasts to [B, H, Lq, L], queries first: by tokens, or by rows of q. -inf masks a pair.
   Tensor bias{};
   /// [H]: joins every row's denominator, e^sink, with value 0; -inf is none.

@@ -2,6 +2,7 @@
 // fuzzing draws: against the CPU in f64 on the same numbers, that a kernel ran and not its ops, and
 // the same bits each time.
 #include <gtest/gtest.h>
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <limits>
@@ -33,6 +34,7 @@ struct Problem {
   double softcap = 0, dropout = 0;
   bool published = false, slopes = false, sink = false, narrow_bias = false, masks = false;
   Shape relative{}, bias{};  // relative: without heads
+  int points = 0;            // relative looks at points: 1, of all rows; 2, of each
 
   PlanSpec spec() const {
     PlanSpec p;
@@ -48,7 +50,8 @@ std::ostream& operator<<(std::ostream& os, const Problem& p) {
   return os << p.pattern << ' ' << p.order << " B " << p.batch << " L " << p.length << " H " << p.heads << '/'
             << p.kv_heads << " D " << p.dim << ' ' << p.type << " causal " << name_of(p.causality) << " documents '"
             << p.documents << "' queries " << p.queries << ": softcap " << p.softcap << " slopes " << p.slopes
-            << p.published << " relative " << p.relative << " bias " << p.bias << " sink " << p.sink;
+            << p.published << " relative " << p.relative << " points " << p.points << " bias " << p.bias << " sink "
+            << p.sink;
 }
 
 constexpr Causality kToken = Causality::token;
@@ -204,13 +207,51 @@ std::vector<Problem> of_queries() {
            .bias = {1, 4, 500, 300}}};
 }
 
+/// Tables by points, in a plan's order, in the call's, in documents, for parts of the queries.
+std::vector<Problem> of_points(Index dim) {
+  return {{.pattern = "segment:300",
+           .order = "given",
+           .batch = 2,
+           .dim = dim,
+           .slopes = true,
+           .relative = {5, 3, 7},
+           .points = 2},
+          {.pattern = "slide2d:3x4",
+           .order = "hilbert:32x32",
+           .length = 1024,
+           .dim = dim,
+           .published = true,
+           .relative = {301},
+           .points = 1},
+          {.pattern = "dense",
+           .order = "hilbert",
+           .batch = 3,
+           .length = 1000,
+           .dim = dim,
+           .causality = kToken,
+           .documents = "300,100,300/1,300,300,50/1000",
+           .softcap = 3,
+           .relative = {5, 5},
+           .bias = {1, 4, 1000, 1000},
+           .points = 2},
+          {.pattern = "dense",
+           .order = "row",
+           .batch = 2,
+           .length = 900,
+           .dim = dim,
+           .first_query = 200,
+           .queries = 300,
+           .relative = {9, 9},
+           .points = 1}};
+}
+
 std::vector<Problem> problems() {
   std::vector<Problem> all;
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     const auto add = [&](std::vector<Problem> list) {
       for (Problem& p : list) p.type = type, all.push_back(std::move(p));
     };
-    for (const Index dim : {16, 64, 96, 128}) add(on_grids(dim));
+    for (const Index dim : {16, 64, 96, 128}) add(on_grids(dim)), add(of_points(dim));
     for (const Index dim : {64, 96, 128}) add(of_one_term(dim));
     add(of_sequences()), add(of_documents()), add(of_prefixes()), add(of_queries());
   }
@@ -228,6 +269,29 @@ std::vector<Problem> problems() {
                      .relative = {9, 9},
                      .bias = {320, 320}});
   return all;
+}
+
+/// Near each other, but for a few at both ends of their type: i32 [L, axes] or [B, L, axes].
+Tensor points_of(const Problem& p, Device device) {
+  constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
+  const Shape one{p.length, p.relative.rank()}, each{p.batch, p.length, p.relative.rank()};
+  const Tensor drawn = mul(randn(p.points == 1 ? one : each, {7, 10}, DType::f64), 3.0);
+  std::vector<std::int32_t> points;
+  for (const double x : drawn.to_vector())
+    points.push_back(x > 7 ? kHigh : x < -7 ? kLow : static_cast<std::int32_t>(std::lround(x)));
+  return moved(from_values(points, drawn.shape()), device);
+}
+/// An order of each row.
+Tensor permutation_of(const Problem& p, Device device) {
+  std::vector<std::int32_t> all;
+  for (Index b = 0; b < p.batch; ++b) {
+    std::vector<std::pair<double, std::int32_t>> tokens;
+    for (const double key : rand({p.length}, {8, static_cast<std::uint64_t>(b)}).to_vector())
+      tokens.emplace_back(key, static_cast<std::int32_t>(tokens.size()));
+    std::ranges::sort(tokens);
+    for (const auto& [key, token] : tokens) all.push_back(token);
+  }
+  return moved(from_values(all, {p.batch, p.length}), device);
 }
 
 struct Inputs {
@@ -254,6 +318,8 @@ Inputs inputs_of(const Problem& p, DType type, Device device) {
     for (const Index extent : p.relative) table.push_back(extent);
     terms.relative = draw(table, 7, 1, false);
   }
+  if (p.points > 0) terms.points = points_of(p, device);
+  if (p.order == "given") in.options.permutation = permutation_of(p, device);
   if (p.bias.rank() > 0) terms.bias = draw(p.bias, 8, 1, p.narrow_bias);
   if (p.masks) terms.bias = where(greater(terms.bias, 1.0), -std::numeric_limits<double>::infinity(), terms.bias);
   if (p.sink) terms.sink = draw({p.heads}, 9, 1, false);
@@ -312,7 +378,7 @@ TEST_F(OnGpuTerms, AgreeWithTheCpu) {
       EXPECT_FALSE(attention_routes().empty());
       const bool outside = prefix_of(p.spec().pattern) > 0 && p.relative.rank() > 1,
                  multiplies = p.dim % 16 == 0 && p.dim <= 128 && cuda::properties(0).major >= 8;
-      std::string_view serves = route == "hopper" && outside ? "mma" : route;
+      std::string_view serves = route == "hopper" && (outside || p.points > 0) ? "mma" : route;
       if (serves == "mma" && !multiplies) serves = "plain";
       for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, serves) << r.reason;
       for (std::size_t i = 0; i < want.size(); ++i) {
@@ -326,6 +392,18 @@ TEST_F(OnGpuTerms, AgreeWithTheCpu) {
     }
   }
   for (const auto& [what, error] : worst) std::cout << "worst relative error of " << what << ": " << error << '\n';
+}
+
+TEST_F(OnGpuTerms, PointsInEveryMode) {
+  for (const Problem& p : of_points(32))
+    for (const Backward mode : {Backward::taped, Backward::hybrid}) {
+      SCOPED_TRACE(testing::Message() << p << ' ' << name_of(mode));
+      Inputs in = inputs_of(p, DType::f32, kGpu);
+      in.options.backward = mode;
+      const std::vector<Tensor> want = play(p, inputs_of(p, DType::f64, {})), got = play(p, in);
+      for (std::size_t i = 0; i < want.size(); ++i)
+        if (want[i]) { EXPECT_LT(relative_error(got[i], want[i]), allowed(DType::f32, i)) << kNames[i]; }
+    }
 }
 
 TEST_F(OnGpuTerms, RepeatBitForBit) {

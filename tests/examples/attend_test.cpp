@@ -280,6 +280,17 @@ TEST_F(Attend, TakesAnOrderFromAFileOrFromPoints) {
   spoiled[3] = std::nan("");
   hilt::write_npy(files.path("o.npy"), hilt::from_values(spoiled, {16, 2}));
   says(run("--order points:" + files.path("o.npy")), 3, "o.npy): row 1 has nan on axis 1");
+  // A point that lies in no document may be anything.
+  spoiled[3] = static_cast<double>(corners[3]);
+  std::vector<Values> with_and_without;
+  for (const double last : {spoiled[31], std::nan("")}) {
+    spoiled[31] = last;
+    hilt::write_npy(files.path("o.npy"), hilt::from_values(spoiled, {16, 2}));
+    ASSERT_EQ(run("--order points:" + files.path("o.npy") + " --documents 8,7 --pattern segment:4").status, 0);
+    with_and_without.push_back(read("dk").to_vector());
+  }
+  EXPECT_EQ(with_and_without[0], with_and_without[1]);
+  says(run("--order points:" + files.path("o.npy") + " --documents 8,8"), 3, "o.npy): row 15 has nan on axis 1");
   says(run("--order points:"), 2, "expected points:FILE.npy[/KIND][/bits=B]");
   says(run("--order points:" + pi), 3, "points [16]; expected [16, 2 or 3] or [2, 16, 2 or 3]");
 }
@@ -372,6 +383,28 @@ TEST_F(Attend, ScoreTermsFromFiles) {
       expect(std::string("d_") + name, slope, hilt::DType::f64, shape, 1e-8);
     }
   }
+}
+
+TEST_F(Attend, ATableLooksAtPoints) {
+  const Sizes n;
+  write(n, random_inputs(n), hilt::DType::f64);
+  hilt::write_npy(files.path("table.npy"), hilt::randn({4, 3, 5}, {5, 1}, hilt::DType::f64));
+  std::vector<std::int32_t> cells;
+  for (std::int32_t t = 0; t < 16; ++t) cells.insert(cells.end(), {t / 4, t % 4});
+  hilt::write_npy(files.path("points.npy"), hilt::from_values(cells, {16, 2}));
+  hilt::write_npy(files.path("wide.npy"), hilt::from_values(cells, {16, 2}, hilt::DType::i64));
+  const std::string table = " --relative " + files.path("table.npy");
+  ASSERT_EQ(run("--order row:4x4" + table).status, 0);
+  const std::vector<double> o = read("o").to_vector(), d = read("d_relative").to_vector();
+  ASSERT_EQ(run("--order row --points " + files.path("points.npy") + table).status, 0);
+  EXPECT_EQ(read("o").to_vector(), o);
+  EXPECT_EQ(read("d_relative").to_vector(), d);
+  const Ran alone = run("--order row --points " + files.path("points.npy")),
+            wide = run("--order row --points " + files.path("wide.npy") + table);
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_NE(alone.err.find("goes with --relative FILE"), std::string::npos) << alone.err;
+  EXPECT_EQ(wide.status, 3);
+  EXPECT_NE(wide.err.find("points are i64[16, 2]"), std::string::npos) << wide.err;
 }
 
 TEST_F(Attend, PublishedSlopesNeedNoFile) {

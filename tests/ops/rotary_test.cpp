@@ -35,6 +35,34 @@ std::vector<OpCase> rotary_cases() {
   add_case({3, 35, 9, 64}, 10000, {}, {.large = true});
   add_case({17, 9, 31, 66}, 10000, {}, {.large = true});
   add_case({311, 5, 200}, 10000, {}, {.large = true});
+  // Points: each part of a head as a head of its own, of which those of other coordinates are left.
+  const auto add_points = [&](const Shape& shape, const Shape& points, Traits traits = {}) {
+    const Index axes = points[-1], length = points.numel() / axes, part = shape[-1] / axes;
+    const Tensor where = mul(randn(points, {5, cases.size()}, DType::f64), 9.0);
+    const Shape apart{shape.numel() / (length * shape[-2] * shape[-1]), length, shape[-2] * axes, part};
+    cases.push_back({text("rotary points ", points),
+                     {real(shape)},
+                     [=](std::span<const Tensor> in) { return rotary(in[0], 100, where); },
+                     [=]<class T>(const Arrays<T>& in) {
+                       Array<T> x(apart), y(shape);
+                       x.values = in[0].values;
+                       for (Index axis = 0; axis < axes; ++axis) {
+                         const auto at = slice(where, -1, axis, axis + 1).to_vector();
+                         const Array<T> turned = naive::rotary(x, 100, at);
+                         for (Index i = 0; i < y.size(); ++i)
+                           if (i / part % axes == axis) y[i] = turned[i];
+                       }
+                       return y;
+                     },
+                     traits});
+  };
+  add_points({5, 3, 12}, {5, 1});
+  add_points({5, 3, 12}, {5, 2});
+  add_points({5, 3, 18}, {5, 3});
+  add_points({2, 5, 3, 24}, {5, 3}, {.rows = true});
+  add_points({2, 5, 3, 24}, {2, 5, 3});
+  add_points({2, 3, 2, 32}, {2, 3, 2});  // whole accesses
+  add_points({2, 35, 9, 96}, {2, 35, 3}, {.large = true});
   return cases;
 }
 const Op kRotary[] = {{"rotary", rotary_cases}};

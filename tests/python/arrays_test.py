@@ -56,6 +56,17 @@ class Arrays(unittest.TestCase):
         for a, b in zip(got[:3], want[:3]):
             numpy.testing.assert_array_equal(a, b)
 
+    def test_a_table_by_points(self):
+        q, k, v, d_o = arrays()
+        table = numpy.random.default_rng(4).standard_normal((q.shape[2], 3, 5))
+        points = numpy.stack(numpy.divmod(numpy.arange(16), 4), 1).astype("i4")
+        numpy.testing.assert_array_equal(
+            hilt.attention(q, k, v, relative=table, points=points),
+            hilt.attention(q, k, v, relative=table, order="row:4x4"))
+        got = hilt.attention_vjp(q, k, v, d_o, relative=table, points=points)
+        want = hilt.attention_vjp(q, k, v, d_o, relative=table, order="row:4x4")
+        numpy.testing.assert_array_equal(got.relative, want.relative)
+
     def test_what_cannot_be_lent_is_copied(self):
         q, k, v, _ = arrays("f4")
         want = hilt.attention(q, k, v)

@@ -152,7 +152,7 @@ class Citizen(unittest.TestCase):
             self.assertEqual(_hilt.address(s), t.data_ptr())
             self.assertEqual(_hilt.address(s[:, 3:]), s[:, 3:].data_ptr())
         call = hilt._native(*hilt._asked()[:3], *seen[:2])
-        taken = _hilt.forward(call, None, True, (*seen, None, None, None, None, None))[0]
+        taken = _hilt.forward(call, None, True, (*seen, *[None] * 6))[0]
         self.assertEqual(
             torch.utils.dlpack.from_dlpack(taken.capsule()).data_ptr(), taken.__array_interface__["data"][0]
         )
@@ -186,7 +186,7 @@ class Citizen(unittest.TestCase):
         only_k.sum().backward()
         self.assertIsNotNone(x[1].grad)
         self.assertIsNone(x[0].grad)
-        self.assertEqual(tuple(asked[0]), (False, True, False) + (False,) * 5)
+        self.assertEqual(tuple(asked[0]), (False, True, False) + (False,) * 6)
 
     def test_autocast(self):
         x = support.inputs(16, dtype=torch.float32)
@@ -485,6 +485,20 @@ class Orders(unittest.TestCase):
         for b in range(2):
             own = [x[b : b + 1] for x in (q, k, v)]
             self.assertTrue(torch.equal(got[b : b + 1], hilt.attention(*own, plan=plan, permutation=each[b])))
+
+    def test_a_table_by_points_is_that_of_their_grid(self):
+        q, k, v = support.inputs(24, batch=2)
+        table = torch.randn(2, 3, 5, dtype=q.dtype, requires_grad=True)
+        one = torch.tensor([divmod(t, 6) for t in range(24)], dtype=torch.int32)
+        want = hilt.attention(q, k, v, order="row:4x6", relative=table)
+        for points, mode in itertools.product((one, torch.stack([one, one + 50])), MODES):
+            got = hilt.attention(q, k, v, relative=table, points=points, backward=mode)
+            torch.testing.assert_close(got, want)
+            for a, b in zip(*[torch.autograd.grad((o * o).sum(), (q, k, v, table), retain_graph=True)
+                              for o in (got, want)]):
+                torch.testing.assert_close(a, b)
+        with self.assertRaisesRegex(hilt.Error, "are for a table, and there is none"):
+            hilt.attention(q, k, v, points=one)
 
     def test_against_the_definition(self):
         q, k, v = support.inputs(24)

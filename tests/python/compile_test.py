@@ -33,13 +33,14 @@ class Compiled(unittest.TestCase):
             q, k, v = support.inputs(16, heads=4, kv_heads=2, dtype=dtype)
             bias = torch.randn(16, 16, dtype=dtype, requires_grad=True)
             asked = support.asked(pattern="slide:2", causal=True)
-            torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, bias, None, None, *asked))
+            args = (q, k, v, None, None, bias, None, None, None, *asked)
+            torch.library.opcheck(torch.ops.hilt.attention.default, args)
             with torch.no_grad():
-                o, lse = torch.ops.hilt.attention(q, k, v, None, None, bias, None, None, *asked)
+                o, lse = torch.ops.hilt.attention(*args)
             wanted = [True, False, True, False, False, True, False, False]
             detached = [t.detach() for t in (q, k, v, bias, o, lse)]
             q, k, v, bias, o, lse = detached
-            args = (q, k, v, None, None, bias, None, None, *asked, o, lse, torch.randn_like(o), None, wanted)
+            args = (q, k, v, None, None, bias, None, None, None, *asked, o, lse, torch.randn_like(o), None, wanted)
             torch.library.opcheck(torch.ops.hilt.attention_backward.default, args)
 
     def test_func(self):

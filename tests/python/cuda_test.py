@@ -149,7 +149,7 @@ class OnCuda(unittest.TestCase):
     def test_opcheck(self):
         q, k, v = self.x
         asked = support.asked(pattern="slide:2", causal=True)
-        torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, None, None, None, *asked))
+        torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, None, None, None, None, *asked))
 
     def test_compiled_in_one_graph(self):
         def f(q, k, v):

@@ -417,15 +417,17 @@ template <class T> Found found(const Terms<T>& x, const Query& query, Index u) {
   }
   // Both count from the prefix on; before it there is no grid.
   const Index q = t - first - x.prefix, k = u - first - x.prefix;
-  const bool outside = q < 0 || k<0, table_on_grid = x.table_shape.size()> 1;
+  const std::size_t axes = x.table_shape.size();
+  const bool by_points = !x.points.empty(), outside = q < 0 || k<0, table_on_grid = axes> 1 && !by_points;
   if (!x.distance_on_grid || !outside)
     for (const Index d : apart(grid, x.distance_on_grid, q, k)) out.distance += std::abs(d);
+  const auto point = [&](Index token, std::size_t axis) { return x.points[at(b * x.length + token) * axes + axis]; };
   out.has_entry = !x.table.empty() && (!table_on_grid || !outside);
   if (out.has_entry) {
     const auto d = apart(grid, table_on_grid, q, k);
     Index entry = h;
-    for (std::size_t i = 0; i < x.table_shape.size(); ++i) {
-      const Index reach = x.table_shape[i] / 2, here = d[3 - x.table_shape.size() + i];
+    for (std::size_t i = 0; i < axes; ++i) {
+      const Index reach = x.table_shape[i] / 2, here = by_points ? point(t, i) - point(u, i) : d[3 - axes + i];
       entry = entry * x.table_shape[i] + std::min(std::max(here, -reach), reach) + reach;
     }
     out.entry = at(entry);
@@ -670,7 +672,9 @@ double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in
                           x.bias_shape,
                           x.grid,
                           x.documents,
-                          x.prefix};
+                          x.prefix,
+                          x.points,
+                          x.length};
   const auto out = attention<Dual>(n, set, {dual(in.q, along.q), dual(in.k, along.k), dual(in.v, along.v), terms});
   double slope = 0;
   for (std::size_t i = 0; i < d_o.size(); ++i) slope += out.o[i].dx * d_o[i];

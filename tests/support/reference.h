@@ -90,8 +90,10 @@ template <class T> struct Terms {
   std::vector<Index> table_shape;     // without heads: one extent on tokens, two or three on the grid
   std::array<Index, 4> bias_shape{};  // with leading ones
   Grid grid;
-  DocumentList documents = {};  // of every row; each has a grid of its own
-  Index prefix = 0;             // so many first tokens of a row or a document are on no grid
+  DocumentList documents = {};     // of every row; each has a grid of its own
+  Index prefix = 0;                // so many first tokens of a row or a document are on no grid
+  std::vector<Index> points = {};  // [batch, length, axes]: what the table looks at instead of tokens or a grid
+  Index length = 0;                // of these
 };
 template <class T> struct Inputs {
   std::vector<T> q, k, v;

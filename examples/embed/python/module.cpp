@@ -191,7 +191,7 @@ struct NativeCall {
   }
 };
 
-/// The eight tensors of a call: q, k, v, the slopes, relative, bias, sink, and the permutation.
+/// The nine tensors of a call: q, k, v, the slopes, relative, bias, sink, the permutation, points.
 struct Inputs {
   Tensor q, k, v;
   AttentionOptions options;
@@ -207,7 +207,7 @@ Inputs inputs_of(const NativeCall& call, std::optional<std::uint64_t> seed, cons
   ScoreTerms& terms = in.options.terms;
   terms.slopes = tensor_of(x[3]), terms.relative = tensor_of(x[4]);
   terms.bias = tensor_of(x[5]), terms.sink = tensor_of(x[6]);
-  in.options.permutation = tensor_of(x[7], true);
+  in.options.permutation = tensor_of(x[7], true), terms.points = tensor_of(x[8], true);
   terms.alibi = terms.alibi || terms.slopes;
   check(in.options.dropout == 0 || in.options.key, "attention: dropout ", in.options.dropout,
         " needs a seed: pass seed=, another one each step");

@@ -61,7 +61,8 @@ template <class W> struct KeyTerms {
   const std::int32_t* key;  // tokens of the document
   Index n, b = head.place.row, h = head.h, lines = 0;
   std::int32_t first = head.place.k;  // token of the row where the document begins
-  bool is_run = true;                 // of neighbouring tokens, in order
+  const Site* points = terms ? terms->points_of(b) : nullptr;
+  bool is_run = true;  // of neighbouring tokens, in order
 
   KeyTerms(const Head& head_, const std::int32_t* keys, Index count, const TermGradients& d_terms, TermSpace<W>& space_)
       : head(head_), d(d_terms), space(space_), key(keys), n(count) {
@@ -73,8 +74,8 @@ template <class W> struct KeyTerms {
       while (i > 0 && space.line[i - 1] != line) --i;
       if (i == 0) space.line[lines++] = line;
     }
-    if (terms->slopes) place(space.sites, terms->slopes_on_grid);
-    if (terms->table) place(space.table_sites, terms->table_on_grid);
+    if (terms->slopes) place(space.sites, terms->slopes_on_grid, nullptr);
+    if (terms->table) place(space.table_sites, terms->table_on_grid, points);
     for (Index j = 0; j < n; ++j) space.ones[j] = 1, space.column[j] = 0;
   }
   explicit operator bool() const { return terms != nullptr; }
@@ -96,8 +97,10 @@ template <class W> struct KeyTerms {
     }
     if (terms->table) {
       const W* const table = static_cast<const W*>(terms->table) + h * terms->entries;
-      const Site q = site_of(t.grids, terms->table_on_grid, query), reach = terms->reach;
-      for (Index j = 0; j < n; ++j) space.entry[j] = entry(reach, q, space.table_sites.at(j));
+      const Site q = points ? points[first + query] : site_of(t.grids, terms->table_on_grid, query),
+                 reach = terms->reach;
+      for (Index j = 0; j < (points ? n : 0); ++j) space.entry[j] = entry<Index>(reach, q, space.table_sites.at(j));
+      for (Index j = points ? n : 0; j < n; ++j) space.entry[j] = entry<int>(reach, q, space.table_sites.at(j));
       for (Index j = 0; j < n; ++j) s[j] += table[space.entry[j]];
     }
     int masked = 0;
@@ -105,8 +108,8 @@ template <class W> struct KeyTerms {
       with_stored<W>(terms->bias.type, [&]<class B>() {
         const W* const bias = read(row_of<const B>(terms->bias, query), terms->bias.key);
         for (Index j = 0; j < n; ++j) {
-          masked |= bias[j] == kMasked;
-          s[j] = bias[j] == kMasked ? kMasked : s[j] + bias[j];
+          masked |= bias[j] == kMinusInfinity<W>;
+          s[j] = bias[j] == kMinusInfinity<W> ? kMinusInfinity<W> : s[j] + bias[j];
         }
       });
     return masked != 0;
@@ -117,12 +120,11 @@ template <class W> struct KeyTerms {
     fetch_row(terms->bias, query), fetch_row(d.bias, query);
   }
   bool masks(std::int32_t query, Index j) const {
-    bool masked = false;
+    W x = 0;
+    const Index at = key[j] * terms->bias.key;
     if (terms->bias.data)
-      with_stored<W>(terms->bias.type, [&]<class B>() {
-        masked = static_cast<W>(row_of<const B>(terms->bias, query)[key[j] * terms->bias.key]) == kMasked;
-      });
-    return masked;
+      with_stored<W>(terms->bias.type, [&]<class B>() { x = row_of<const B>(terms->bias, query)[at]; });
+    return x == kMinusInfinity<W>;
   }
   /// x = 0 where the bias masks.
   void drop(std::int32_t query, W* x) const {
@@ -148,10 +150,9 @@ template <class W> struct KeyTerms {
   }
 
  private:
-  static constexpr W kMasked = -std::numeric_limits<W>::infinity();
-  void place(typename TermSpace<W>::Sites& to, bool on_grid) const {
+  void place(typename TermSpace<W>::Sites& to, bool on_grid, const Site* from) const {
     for (Index j = 0; j < n; ++j) {
-      const Site s = site_of(t.grids, on_grid, key[j]);
+      const Site s = from ? from[first + key[j]] : site_of(t.grids, on_grid, key[j]);
       to.a[j] = s.a, to.b[j] = s.b, to.c[j] = s.c;
     }
   }
@@ -246,7 +247,7 @@ template <class E> struct KeyTile {
       : head(head_), space(space_), number(tile), terms(head, key, n, d_terms, space.terms) {
     for (Index j = 0; head.pass.causal && j < n; ++j) first = j == 0 || key[j] < first ? key[j] : first;
     if (head.pass.sizes.dropout > 0 && !listed)
-      for (Index j = 0; j < n; ++j) count(j);
+      for (Index j = 0; j < n; ++j) counters.add(head.place.k + key[j]);
   }
   /// Asks for the rows of this tile, or of another.
   [[gnu::always_inline]] void fetch(const Input& x, std::int32_t tile) const {
@@ -259,7 +260,7 @@ template <class E> struct KeyTile {
     const AttentionSizes& s = head.pass.sizes;
     if (s.dropout == 0) return nullptr;
     if (list) counters.keys = counters.runs = 0;
-    for (Index i = 0; list && i < *list; ++i) count(list[1 + i]);
+    for (Index i = 0; list && i < *list; ++i) counters.add(head.place.k + key[list[1 + i]]);
     const auto row = static_cast<std::uint32_t>((s.first_batch + head.place.row) * s.heads + s.first_head + head.h),
                t = static_cast<std::uint32_t>(head.place.k + head.q_name[q]);
     std::uint32_t words[4][kTile];
@@ -285,9 +286,6 @@ template <class E> struct KeyTile {
     if ((terms && terms.masks(head.q_name[q], j)) || (head.pass.causal && key[j] > head.q_name[q])) return false;
     return !partial || attends(head.t, static_cast<std::size_t>(q), static_cast<std::size_t>(range.begin + j));
   }
-
- private:
-  void count(Index j) { counters.add(head.place.k + key[j]); }
 };
 
 template <int Width, class W, class Op, int... Lane>

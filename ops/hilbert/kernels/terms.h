@@ -18,7 +18,7 @@
 namespace hilt::kernels {
 
 /// A token's coordinates: of its cell on a grid (frame, row, column), or 0, 0, token. a < 0: it
-/// lies on no grid, and terms that look at one add nothing.
+/// lies on no grid, and terms that look at one add nothing. Or any, of a point that a call brings.
 struct Site {
   std::int32_t a = 0, b = 0, c = 0;
 };
@@ -57,9 +57,12 @@ struct Terms {
   const void* slopes = nullptr;  // [H]
   const void* table = nullptr;   // [H, entries]
   bool slopes_on_grid = false, table_on_grid = false;
-  Site reach;  // of the table: coordinates differ by as much at most
+  const Site* points = nullptr;  // of the tokens of each row, where the table looks at these
+  Index points_row = 0;          // from a row to the next
+  Site reach;                    // of the table: coordinates differ by as much at most
   Index entries = 0;
   PairTensor<const void> bias;
+  [[gnu::always_inline]] constexpr const Site* points_of(Index b) const { return points + b * points_row; }
 };
 /// Where the sums go, added to what is there: Stat. Null: not wanted.
 struct TermGradients {
@@ -77,12 +80,13 @@ template <class W> [[gnu::always_inline]] constexpr Capped<W> capped(W z, W cap,
   const auto apart = [](std::int32_t x, std::int32_t y) { return x < y ? y - x : x - y; };
   return (q.a | k.a) < 0 ? 0 : apart(q.a, k.a) + apart(q.b, k.b) + apart(q.c, k.c);
 }
-/// The entry behind the last, which is 0, where one lies on no grid.
+/// The entry behind the last, which is 0, where one lies on no grid. All points, of Index, count.
+template <class Apart>
 [[gnu::always_inline]] constexpr std::int32_t entry(const Site& reach, const Site& q, const Site& k) {
-  const auto place = [](std::int32_t apart, std::int32_t r) { return (apart < -r ? -r : apart > r ? r : apart) + r; };
-  if ((q.a | k.a) < 0) return (2 * reach.a + 1) * (2 * reach.b + 1) * (2 * reach.c + 1);
-  return (place(q.a - k.a, reach.a) * (2 * reach.b + 1) + place(q.b - k.b, reach.b)) * (2 * reach.c + 1) +
-         place(q.c - k.c, reach.c);
+  const auto place = [](Apart apart, int r) { return static_cast<int>(apart < -r ? -r : apart > r ? r : apart) + r; };
+  if (sizeof(Apart) == 4 && (q.a | k.a) < 0) return (2 * reach.a + 1) * (2 * reach.b + 1) * (2 * reach.c + 1);
+  return (place(Apart{q.a} - k.a, reach.a) * (2 * reach.b + 1) + place(Apart{q.b} - k.b, reach.b)) * (2 * reach.c + 1) +
+         place(Apart{q.c} - k.c, reach.c);
 }
 
 }  // namespace hilt::kernels

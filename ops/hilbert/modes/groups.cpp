@@ -2,7 +2,6 @@
 #include "ops/hilbert/modes/groups.h"
 #include <ranges>
 #include <tuple>
-#include "core/parallel.h"
 #include "core/recent.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/helpers.h"
@@ -245,9 +244,7 @@ struct SoftmaxRows {
   Chains chains;
   bool may_mask;  // a row may have no score but -inf
 
-  Tensor masked(const Tensor& scores) const {
-    return mask ? where(mask, scores, -std::numeric_limits<double>::infinity()) : scores;
-  }
+  Tensor masked(const Tensor& scores) const { return mask ? where(mask, scores, kMinusInfinity) : scores; }
   /// x [B, heads, groups, q, 1]: for each part of a row, f of all its parts; f ignores `neutral`.
   template <class F> Tensor whole(const Tensor& x, double neutral, F&& f) const {
     if (chains.n == 0) return x;
@@ -261,10 +258,9 @@ struct SoftmaxRows {
   }
   /// The largest score of a row, 0 where it has none.
   Tensor largest(const Tensor& masked) const {
-    constexpr double kNone = -std::numeric_limits<double>::infinity();
-    const Tensor m =
-        whole(max(masked, {-1}, true), kNone, [](const Tensor& parts, int axis) { return max(parts, {axis}); });
-    return where(greater(m, scalar_like(m, kNone)), m, 0.0);
+    const Tensor m = whole(max(masked, {-1}, true), kMinusInfinity,
+                           [](const Tensor& parts, int axis) { return max(parts, {axis}); });
+    return where(greater(m, scalar_like(m, kMinusInfinity)), m, 0.0);
   }
 };
 
@@ -308,7 +304,7 @@ struct GroupLogSumExp final : Function {
   std::vector<Tensor> backward(const Tensor& dl) override {
     const Tensor &s = saved(0), &l = saved(1);
     Tensor p = exp(sub(s, l));  // NaN in rows without keys
-    if (rows.may_mask) p = where(equal(s, -std::numeric_limits<double>::infinity()), 0.0, p);
+    if (rows.may_mask) p = where(equal(s, kMinusInfinity), 0.0, p);
     return {rows.mask ? where(rows.mask, mul(p, dl), 0.0) : mul(p, dl)};
   }
 };
@@ -355,22 +351,14 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, co
   const std::uint32_t rate = drop_rate(options.dropout);
   const RandomKey key = options.key.value_or(RandomKey{});
   const auto n_heads = std::ssize(g.heads);
-  Tensor m = empty({batch, n_heads, g.groups, g.q, g.k}, DType::f64);
-  double* const out = m.mutable_data<double>();
-  parallel_for(batch * n_heads * g.groups * g.q, 64, [&](Index begin, Index end) {
-    for (Index row = begin; row < end; ++row) {
-      const Index group = row / g.q % g.groups, bh = row / g.q / g.groups;
-      const Index of_batch = options.first_batch + (g.row.empty() ? bh / n_heads : g.row[at(group)]);
-      const Index head = of_batch * all_heads + g.heads[at(bh % n_heads)];
-      for (Index j = 0; j < g.k; ++j)
-        out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head),
-                                                      static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
-                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), rate)
-                                 ? keep_scale(rate)
-                                 : 0;
-    }
+  const Tensor kept = of_pairs(g, batch * n_heads, [&](std::int32_t query, std::size_t group, Index row) {
+    const Index of_batch = options.first_batch + (g.row.empty() ? row / n_heads : g.row[group]);
+    const Index head = of_batch * all_heads + g.heads[at(row % n_heads)];
+    return [key, rate, head = static_cast<std::uint32_t>(head), t = static_cast<std::uint32_t>(query)](auto u) {
+      return kernels::attention_keeps(key, head, t, static_cast<std::uint32_t>(u), rate);
+    };
   });
-  return moved(to(m, dtype), g.queries.index.device());
+  return mul(to(reshape(kept, {batch, n_heads, g.groups, g.q, g.k}), dtype), keep_scale(rate));
 }
 
 }  // namespace hilt

@@ -1,8 +1,9 @@
 #pragma once
 #include <vector>
-#include "ops/hilbert/plan/plan.h"
-#include "ops/hilbert/attention.h"
+#include "core/parallel.h"
 #include "core/tensor.h"
+#include "ops/hilbert/attention.h"
+#include "ops/hilbert/plan/attends.h"
 
 // Private: an attended set as dense blocks, for the modes that multiply with library GEMMs.
 
@@ -40,6 +41,21 @@ struct GroupBatch : GroupShape {
 /// The batches of all tilings that attend at all; kept for a GPU, which would wait for them.
 std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
                                                              Device device);
+
+/// f(query, group, row)(key), of their tokens, for all pairs: i32 [rows, groups, q, k], where g is.
+template <class F> Tensor of_pairs(const GroupBatch& g, Index rows, F&& f) {
+  Tensor x = empty({rows, g.groups, g.q, g.k}, DType::i32);
+  std::int32_t* const out = x.mutable_data<std::int32_t>();
+  const Index queries = g.groups * g.q;
+  parallel_for(rows * queries, 64, [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) {
+      const Index query = i % queries, group = query / g.q;
+      const auto of_key = f(g.q_name[at(query)], at(group), i / queries);
+      for (Index j = 0; j < g.k; ++j) out[i * g.k + j] = narrow(of_key(g.k_name[at(group * g.k + j)]));
+    }
+  });
+  return moved(x, g.queries.index.device());
+}
 
 /// [B, L, H, D] -> [B, heads, groups, n, D]; B is 1 where groups count through all rows.
 Tensor gather_rows(const Tensor& x, const GroupRows& picks);

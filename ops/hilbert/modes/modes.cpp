@@ -12,7 +12,6 @@
 namespace hilt {
 namespace {
 
-const double kMinusInfinity = -std::numeric_limits<double>::infinity();
 void add_to(Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; }
 
 // ---- taped --------------------------------------------------------------------------------------

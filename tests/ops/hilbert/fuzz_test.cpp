@@ -134,6 +134,7 @@ struct Config {
   double softcap = 0;
   Alibi alibi = Alibi::none;
   std::vector<Index> table;  // relative: its extents
+  int points = 0;            // it looks at points: 1, of all rows; 2, of each
   int bias = -1;             // bits: which of batch, heads, queries and keys it has; -1: none
   bool narrow_bias = false, turned_bias = false, sink = false, d_lse = false;
   Mask mask = Mask::none;
@@ -203,6 +204,7 @@ std::string describe(const Config& c) {
   s << "; watched " << (c.watched & 1 ? "q" : "") << (c.watched & 2 ? "k" : "") << (c.watched & 4 ? "v" : "")
     << "; softcap " << c.softcap << "; alibi " << name(kAlibis, c.alibi) << "; table";
   for (const Index extent : c.table) s << ' ' << extent;
+  if (c.points > 0) s << (c.points == 1 ? " by points" : " by points of each row");
   s << "; bias " << (c.bias < 0 ? Shape{} : c.bias_shape()) << (c.narrow_bias ? " narrow" : "")
     << (c.turned_bias ? " turned" : "") << " masks " << name(kMasks, c.mask) << "; sink " << c.sink << "; d_lse "
     << c.d_lse;
@@ -571,7 +573,7 @@ Config draw(Rng& r) {
 /// Any order at all, of sets that are defined along one.
 void draw_given(Rng& r, Config& c) {
   PlanSpec& p = c.spec;
-  const bool planar = c.table.size() > 1 && p.documents.empty();
+  const bool planar = c.table.size() > 1 && p.documents.empty() && c.points == 0;
   if (planar || prefix_in(p) > 0 || p.order.scope == Scope::order_only ||
       std::ranges::any_of(p.pattern, &Branch::on_grid))
     return;
@@ -597,6 +599,11 @@ Config generate(std::uint64_t seed) {
   do c = draw(r);
   while (work_of(c) > budget || (is_long && c.spec.length < kTile - 1));
   c.seed = seed;
+  if (Rng more(seed ^ 0x2545F4914F6CDD1Du); !c.table.empty() && prefix_in(c.spec) == 0 && more.chance(40)) {
+    c.points = more.chance(50) ? 1 : 2;
+    c.table.resize(1, 1);
+    for (Index axes = more.below(3); axes > 0; --axes) c.table.push_back(1 + 2 * more.below(4));
+  }
   if (Rng more(seed ^ 0x61C8864680B583EBu); more.chance(15)) draw_given(more, c);
   if (device_under_test().is_cuda() && c.dtype == DType::f64) c.dtype = DType::f32;
   return c;
@@ -975,6 +982,20 @@ ref::Terms<double> make_terms(Rng& r, const Config& c, Case& test) {
     for (const Index extent : c.table) shape.push_back(extent);
     to.relative = test.other(out.table = drawn(shape, 1, stat), shape, stat);
   }
+  if (c.points > 0 && !c.table.empty()) {  // some of them far beyond the table's reach, and beyond 16 bits
+    Rng where(c.seed ^ 0x9E6C63D0876A9A35u);
+    const auto axes = static_cast<Index>(c.table.size()), rows = c.points == 1 ? 1 : c.batch;
+    std::vector<std::int32_t> x(at(rows * c.spec.length * axes));
+    for (std::int32_t& coordinate : x)
+      coordinate = static_cast<std::int32_t>(where.chance(5) ? where.below(200001) - 100000 : where.below(9) - 4);
+    to.points = from_values(x, c.points == 1 ? Shape{c.spec.length, axes} : Shape{rows, c.spec.length, axes});
+    to.points = moved(to.points, device_under_test());
+    out.length = c.spec.length;
+    for (Index b = 0; b < c.batch; ++b) {
+      const auto row = x.begin() + (rows == 1 ? 0 : b) * c.spec.length * axes;
+      out.points.insert(out.points.end(), row, row + c.spec.length * axes);
+    }
+  }
   out.bias_shape = {1, 1, 1, 1};
   if (c.bias >= 0) {
     const DType type = c.narrow_bias ? c.dtype : stat;
@@ -1197,11 +1218,12 @@ class Judge {
     if (c_.dtype == DType::bf16) store = [](float x) { return static_cast<float>(bf16(x)); };
     if (c_.dtype == DType::f16) store = [](float x) { return static_cast<float>(f16(x)); };
     const ref::Terms<double>& x = in_.terms;
-    const ref::Inputs<float> in{narrow(in_.q),
-                                narrow(in_.k),
-                                narrow(in_.v),
-                                {x.softcap, narrow(x.slopes), narrow(x.table), narrow(x.bias), narrow(x.sink),
-                                 x.distance_on_grid, x.table_shape, x.bias_shape, x.grid, x.documents, x.prefix}};
+    const ref::Inputs<float> in{
+        narrow(in_.q),
+        narrow(in_.k),
+        narrow(in_.v),
+        {x.softcap, narrow(x.slopes), narrow(x.table), narrow(x.bias), narrow(x.sink), x.distance_on_grid,
+         x.table_shape, x.bias_shape, x.grid, x.documents, x.prefix, x.points, x.length}};
     return values_from(ref::attention<float>(sizes, *set_, in, store),
                        ref::attention_gradients<float>(sizes, *set_, in, narrow(d_o_), store, narrow(d_lse_)));
   }
@@ -1277,6 +1299,7 @@ class Judge {
     one.options.first_batch = row;
     one.options.terms.bias = its(one.options.terms.bias, 4);
     one.options.permutation = its(one.options.permutation, 2);
+    one.options.terms.points = its(one.options.terms.points, 3);
     one.batch = 1;
     const Values alone = one.run(Backward::fused);
     if (!std::ranges::equal(attention_routes(), routes_, {}, &AttentionRoute::route, &AttentionRoute::route)) return;
@@ -1333,6 +1356,7 @@ class Judge {
     if (c_.dropout > 0) tally("dropout");
     if (c_.softcap > 0) tally("softcap");
     if (c_.alibi != Alibi::none) tally(std::string("alibi ") + name(kAlibis, c_.alibi));
+    if (c_.points > 0) tally(c_.points == 1 ? "points" : "points of each row");
     if (!c_.table.empty()) tally("relative on " + std::to_string(c_.table.size()) + " axes");
     if (c_.bias >= 0) tally(std::string("bias that masks ") + name(kMasks, c_.mask));
     if (c_.sink) tally("sink");
@@ -1405,7 +1429,7 @@ class Neighbours {
       for (Index tokens = 0; fit < left.size() && (tokens += left[fit].length) <= p.length;) ++fit;
       left.erase(left.begin() + static_cast<std::ptrdiff_t>(fit), left.end());
     }
-    if (axes_of(p) == 1 && s.table.size() > 1) s.table.resize(1);
+    if (axes_of(p) == 1 && s.table.size() > 1 && s.points == 0) s.table.resize(1);
     if (p.queries && s.silent)
       p.queries = query_run(p.length - std::min(p.length, rows_of_q(p)), std::min(p.length, rows_of_q(p)));
     if (p.queries) std::erase_if(*p.queries, [&](std::int32_t row) { return row >= p.length; });
@@ -1534,8 +1558,8 @@ class Neighbours {
     for (std::size_t i = 0; i < 4; ++i)
       if (c_.layout[i] != Layout::dense) propose([i](Config& s) { s.layout[i] = Layout::dense; });
     reset(&Config::by_call, &Config::each_row, &Config::wide);
-    reset(&Config::alias, &Config::logits, &Config::bad, &Config::dropout, &Config::softcap, &Config::alibi,
-          &Config::table, &Config::bias);
+    reset(&Config::points, &Config::alias, &Config::logits, &Config::bad, &Config::dropout, &Config::softcap,
+          &Config::alibi, &Config::table, &Config::bias);
     for (int i = 0; i < 4 && c_.bias > 0; ++i)
       if (c_.bias >> i & 1) propose([i](Config& s) { s.bias &= ~(1 << i); });
     reset(&Config::narrow_bias, &Config::turned_bias, &Config::mask, &Config::sink, &Config::d_lse, &Config::scale,
@@ -1649,8 +1673,7 @@ constexpr std::string_view kAsked =
     "pattern neighborhood3d|an axis is dilated|an axis strides|an axis is causal|shifted|a union|"
     "not all inputs watched|documents|queries named|the last queries|one query|softcap|alibi published|alibi learned|"
     "a sequence alone|relative on 1 axes|relative on 2 axes|relative on 3 axes|bias that masks nothing|bias that masks "
-    "pairs|"
-    "bias that masks a row";
+    "pairs|bias that masks a row|points|points of each row";
 void expect_coverage(Report& total) {
   const bool cpu = device_under_test().is_cpu();
   std::vector<std::string_view> asked = split_text(kAsked, '|');

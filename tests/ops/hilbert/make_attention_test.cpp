@@ -266,7 +266,7 @@ TEST(AttentionSettings, AreAPlanOptionsAndTerms) {
 
 // ---- what is not there is said ------------------------------------------------------------------
 TEST(MakeAttention, Refusals) {
-  EXPECT_NE(refused({}).find("attention_type is missing"), std::string::npos);
+  EXPECT_NE(refused({}).find("attention_type: '' is not one of standard"), std::string::npos);
   EXPECT_EQ(refused({{"attention_type", "hilbert"}, {"softcap", "-1"}}), "softcap: -1 must be a number above 0");
   EXPECT_EQ(refused({{"attention_type", "hilbert"}, {"softcap", "ten"}}), "softcap: 'ten' is not a number");
   EXPECT_EQ(refused({{"attention_type", "hilbert"}, {"sink", "yes"}}), "sink: 'yes' is not one of false, true");

@@ -549,6 +549,92 @@ TEST(TermsOfACall, OneFrameThatWasNamedIsAnAxis) {
   EXPECT_EQ(to_string(parse_documents("1x3x4,3x4,2x3x4")), "1x3x4,3x4,2x3x4");
 }
 
+// A table by points sees what the grid would show it; points of one sequence for all, or of each.
+TEST(TermsOfACall, PointsStandForAGrid) {
+  for (const Backward mode : kModes) {
+    PlanSpec on_grid, by_points;
+    on_grid.length = by_points.length = 24, on_grid.heads = by_points.heads = 2;
+    on_grid.order = parse_order("row:4x6", 24);
+    const PlanPtr grid = make_plan(on_grid), none = make_plan(by_points);
+    const Tensor q = randn({3, 24, 2, 4}, {1, 1}, DType::f64), k = randn(q.shape(), {1, 2}, DType::f64);
+    AttentionOptions options{.backward = mode};
+    options.terms.relative = randn({2, 3, 5}, {1, 3}, DType::f64);
+    std::vector<std::int32_t> cells;
+    for (std::int32_t t = 0; t < 72; ++t) cells.insert(cells.end(), {t / 6 - 7, t % 6 + 100000});
+    const auto result = [&](const PlanPtr& plan) {
+      Tape tape;
+      tape.watch(options.terms.relative);
+      const Tensor o = attention(q, k, k, plan, options);
+      return std::pair(o.to_vector(), tape.backward(sum(square(o)))[options.terms.relative].to_vector());
+    };
+    const auto expected = result(grid);
+    const Tensor each = from_values(cells, {72, 2});
+    for (const Tensor& points : {slice(each, 0, 0, 24), each, reshape(each, {3, 24, 2})}) {
+      options.terms.points = points;
+      const auto got = result(none);
+      EXPECT_EQ(got.first, expected.first) << name_of(mode) << points.shape();
+      for (std::size_t i = 0; i < got.second.size(); ++i)  // rows of points of their own are added up apart
+        EXPECT_NEAR(got.second[i], expected.second[i], 1e-12) << name_of(mode) << points.shape();
+    }
+  }
+}
+
+TEST(TermsOfACall, EachRowHasItsPoints) {
+  PlanSpec spec;
+  spec.length = 24, spec.heads = 2;
+  const PlanPtr plan = make_plan(spec);
+  const Tensor q = randn({3, 24, 2, 4}, {1, 1}, DType::f64),
+               points = to(mul(randn({3, 24, 2}, {1, 4}, DType::f64), 3.0), DType::i32);
+  for (const Backward mode : kModes) {
+    AttentionOptions options{.backward = mode};
+    options.terms.relative = randn({2, 3, 5}, {1, 3}, DType::f64);
+    options.terms.points = points;
+    const Tensor all = attention(q, q, q, plan, options);
+    for (Index b = 0; b < 3; ++b) {
+      const Tensor own = slice(q, 0, b, b + 1);
+      options.terms.points = slice(points, 0, b, b + 1);
+      EXPECT_EQ(attention(own, own, own, plan, options).to_vector(), slice(all, 0, b, b + 1).to_vector())
+          << name_of(mode);
+    }
+  }
+}
+
+// At both ends of their type, with further axes below zero.
+TEST(TermsOfACall, PointsMayLieFarApart) {
+  constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
+  PlanSpec spec;
+  spec.length = 2, spec.heads = 1;
+  for (const Backward mode : kModes) {
+    AttentionOptions options{.backward = mode};
+    options.terms.relative = from_values<double>({0, 1, 2, 3, 4, 5, 6, 7, 8}, {1, 9, 1, 1});
+    options.terms.points = from_values<std::int32_t>({kLow, 0, 0, kHigh, 0, 0}, {2, 3});
+    const Tensor q = zeros({1, 2, 1, 1}, DType::f64), v = from_values<double>({1, 0}, {1, 2, 1, 1});
+    const std::vector<double> o = attention(q, q, v, make_plan(spec), options).to_vector();
+    EXPECT_NEAR(o[0], 1 / (1 + std::exp(0.0 - 4.0)), 1e-12);  // entries 4 of itself, 0 of what lies far above
+    EXPECT_NEAR(o[1], 1 / (1 + std::exp(4.0 - 8.0)), 1e-12);
+  }
+}
+
+TEST(TermsOfACall, PointsAreRefused) {
+  PlanSpec spec;
+  spec.length = 6, spec.heads = 1;
+  const auto error = [&](const Shape& points, const Shape& table, DType type = DType::i32) {
+    AttentionOptions options;
+    if (table.rank() > 0) options.terms.relative = zeros(table);
+    options.terms.points = zeros(points, type);
+    const Tensor q = zeros({2, 6, 1, 4});
+    return error_of([&] { (void)attention(q, q, q, make_plan(spec), options); });
+  };
+  EXPECT_EQ(error({2, 6, 2}, {1, 3, 3}), "nothing");
+  EXPECT_EQ(error({6, 2}, {}), "usage: relative: points [6, 2] are for a table, and there is none");
+  EXPECT_EQ(error({6, 2}, {1, 3}),
+            "usage: relative: points are i32[6, 2], the table [1, 3]; expected i32 [6, 1] or [2, 6, 1]");
+  EXPECT_EQ(error({6, 2}, {1, 3, 3}, DType::i64),
+            "usage: relative: points are i64[6, 2], the table [1, 3, 3]; expected i32 [6, 2] or [2, 6, 2]");
+  spec.pattern = parse_pattern("dense,prefix=2");
+  EXPECT_EQ(error({6, 2}, {1, 3, 3}), "usage: relative: points do not go with a prefix, as in dense,prefix=2");
+}
+
 TEST(TermsOfACall, RefusedWithBothSides) {
   const auto error = [](const char* order, const char* pattern, auto change, Index length = 12) {
     Problem p{.pattern = pattern, .order = order, .length = length, .batch = 2, .heads = 4, .kv_heads = 4};

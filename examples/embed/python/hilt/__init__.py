@@ -266,7 +266,7 @@ def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=
 @_strict
 def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=None, backward=_hilt.default_backward,
               scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None, documents=None, queries=None,
-              dropout=0, seed=None, plan=None, permutation=None, return_lse=False, layout=None, **unknown):
+              dropout=0, seed=None, plan=None, permutation=None, points=None, return_lse=False, layout=None, **unknown):
     """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
     h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
 
@@ -276,6 +276,7 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     {settings}
     permutation    An order as a value, int32 or int64 [L] or [B, L]: the token at each position, inside each document,
                    as order_of_points gives it. The order is then "given", and one plan serves all such orders
+    points         int32 [L, axes] or [B, L, axes]: what `relative` looks at, instead of tokens or a grid
     layout         blhd: [B, L, H, D]; or bhld: q, k, v and o are [B, H, L, D]
     Here causal may be True, for token, or False. alibi is True for the published slopes, or a tensor; relative, bias
     and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row; or a
@@ -303,9 +304,9 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     if torch is not None and q is not None and any([isinstance(x, torch.Tensor) for x in (q, k, v)]):
         from . import _torch  # by no name, which is another where `kernels` loads this
 
-        o, lse = _torch.attention(asked, layout, (q, k, v, relative, bias, sink, permutation), return_lse)
+        o, lse = _torch.attention(asked, layout, (q, k, v, relative, bias, sink, permutation, points), return_lse)
     else:
-        call, seed, lent = _lent_call(_asked(*asked), layout, q, k, v, relative, bias, sink, permutation)
+        call, seed, lent = _lent_call(_asked(*asked), layout, q, k, v, relative, bias, sink, permutation, points)
         o, lse = [_like(q, x) for x in _hilt.forward(call, seed, return_lse, lent)]
     if first:
         o = _swapped(o)
@@ -363,7 +364,7 @@ class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "a
 
 
 def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None,
-                  permutation=None, layout=None, **options):
+                  permutation=None, points=None, layout=None, **options):
     """Gradients of sum(o * d_o) [+ sum(lse * d_lse)] with respect to q, k, v and the terms' tensors, for NumPy, JAX and
     any DLPack array. d_o [B, L, H, D], or as `layout` says; d_lse [B, H, L]; `options` are those of `attention`."""
     _known("attention_vjp", options, _VJP)
@@ -373,7 +374,7 @@ def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=N
     first = layout is not None and _heads_first(layout)
     if first:
         q, k, v, d_o = map(_swapped, (q, k, v, d_o))
-    call, seed, lent = _lent_call(asked, layout, q, k, v, relative, bias, sink, permutation)
+    call, seed, lent = _lent_call(asked, layout, q, k, v, relative, bias, sink, permutation, points)
     o, lse = _hilt.forward(call, seed, True, lent)
     d = [_like(q, x) for x in _hilt.backward(call, seed, (True,) * 7, lent, (o, lse, _lent(d_o), _lent(d_lse)))]
     return Gradients(*map(_swapped, d[:3]), *d[3:]) if first else Gradients(*d)
@@ -417,7 +418,7 @@ def _native(plan, settings, how, q, k, layout="blhd"):
 
 
 def _lent_call(asked, layout, q, k, v, *others):
-    """Of arrays: the native call, the seed, and all eight tensors."""
+    """Of arrays: the native call, the seed, and all nine tensors."""
     plan, settings, how, slopes, seed = asked
     return _native(plan, settings, how, q, k, layout), seed, tuple(map(_lent, (q, k, v, slopes, *others)))
 

@@ -41,7 +41,7 @@ def attention(
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: _Queries | None = None,
     dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
-    return_lse: Literal[False] = False, layout: Literal["blhd", "bhld"] | None = None,
+    points: _Tensor | None = None, return_lse: Literal[False] = False, layout: Literal["blhd", "bhld"] | None = None,
 ) -> _T: ...
 @overload
 def attention(
@@ -50,7 +50,7 @@ def attention(
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: _Queries | None = None,
     dropout: float = 0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
-    return_lse: Literal[True], layout: Literal["blhd", "bhld"] | None = None,
+    points: _Tensor | None = None, return_lse: Literal[True], layout: Literal["blhd", "bhld"] | None = None,
 ) -> tuple[_T, _T]: ...
 
 class Gradients(NamedTuple):
@@ -59,7 +59,8 @@ class Gradients(NamedTuple):
 def attention_vjp(
     q: _T, k: _T, v: _T, d_o: _T, *, d_lse: _T | None = None, alibi: bool | _T | None = None,
     relative: _T | None = None, bias: _T | None = None, sink: _T | None = None, seed: int | None = None,
-    permutation: _Tensor | None = None, layout: Literal["blhd", "bhld"] | None = None, **options: Any,
+    permutation: _Tensor | None = None, points: _Tensor | None = None, layout: Literal["blhd", "bhld"] | None = None,
+    **options: Any,
 ) -> Gradients: ...
 def order_of_points(
     points: _T, kind: str = "hilbert", bits: int = 16, documents: Iterable[int] | None = None) -> Any: ...

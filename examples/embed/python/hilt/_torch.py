@@ -115,7 +115,7 @@ def attention(asked, layout, tensors, return_lse):
     try:
         recorded = any([x is not None and x.requires_grad for x in tensors]) and torch.is_grad_enabled()
     except AttributeError:
-        names = (*Gradients._fields, "permutation")
+        names = (*Gradients._fields, "permutation", "points")
         name, x = next(t for t in zip(names, tensors) if not isinstance(t[1], (torch.Tensor, type(None))))
         _refuse(name, x, "a torch.Tensor, as others are")
     enabled, type_of = _ASK.get(q.device.type, (bool, None))
@@ -213,14 +213,14 @@ def _op_call(q, k, slopes, places, queries, changing, seed, text, numbers):
 
 if _OP:
     _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? relative, Tensor? bias, Tensor? sink"
-    _INPUTS += ", Tensor? permutation, Tensor? places, Tensor? queries, Tensor? changing, Tensor? seed, str asked"
-    _INPUTS += ", SymInt[] numbers"
+    _INPUTS += ", Tensor? permutation, Tensor? points, Tensor? places, Tensor? queries, Tensor? changing, Tensor? seed"
+    _INPUTS += ", str asked, SymInt[] numbers"
     _GIVEN = "Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, bool[] wanted"
 
     @torch.library.custom_op(f"{__package__}::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
     def _op(*inputs):
-        call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
-        return _forward(call, seed, True, inputs[:8])
+        call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[9:])
+        return _forward(call, seed, True, inputs[:9])
 
     @_op.register_fake
     def _(q, *inputs):
@@ -231,23 +231,23 @@ if _OP:
                              schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
     def _op_backward(*inputs):
         *inputs, o, lse, d_o, d_lse, wanted = inputs
-        call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[8:])
-        return list(_gradients(call, seed, wanted, o, lse, d_o, d_lse, *inputs[:8]))
+        call, seed = _op_call(inputs[0], inputs[1], inputs[3], *inputs[9:])
+        return list(_gradients(call, seed, wanted, o, lse, d_o, d_lse, *inputs[:9]))
 
     @_op_backward.register_fake
     def _(*inputs):
         return [x.new_empty(x.shape) for x, w in zip(inputs[:7], inputs[-1]) if w]
 
     def _keep(ctx, inputs, output):
-        ctx.asked = inputs[12:]
-        ctx.save_for_backward(*inputs[:12], *output)
+        ctx.asked = inputs[13:]
+        ctx.save_for_backward(*inputs[:13], *output)
         ctx.set_materialize_grads(False)
 
     def _op_gradients(ctx, d_o, d_lse):
         *tensors, o, lse = ctx.saved_tensors
         wanted = [bool(w) for w in ctx.needs_input_grad[:8]]
         d = iter(_OPS.attention_backward(*tensors, *ctx.asked, o, lse, d_o, d_lse, wanted))
-        return (*[next(d) if w else None for w in wanted], *[None] * 6)
+        return (*[next(d) if w else None for w in wanted], *[None] * 7)
 
     _op.register_autograd(_op_gradients, setup_context=_keep)
     _op_backward.register_autograd(_Gradients.backward, setup_context=lambda *_: None)

@@ -5,7 +5,6 @@
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
-
 namespace {
 
 struct Lists {

@@ -53,6 +53,7 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   if (p.terms && (std::ranges::any_of(p.tiling->grids, on_large) ||
                   (p.terms->table_on_grid && std::max(p.terms->reach.b, p.terms->reach.c) >= kMostRows)))
     return "Hopper's kernels know score terms of fewer than 16,384 rows and columns";
+  if (p.terms && p.terms->points) return "Hopper's kernels know score terms of tokens and grids, not of points";
   const auto has_prefix = [](const Tiling::Sites& grid) { return grid.first > grid.begin; };
   if (p.terms && (p.terms->slopes_on_grid || p.terms->table_on_grid) &&
       std::ranges::any_of(p.tiling->grids, has_prefix))
@@ -158,10 +159,8 @@ template <class F> void with_hopper_kernel(const AttentionPass& p, F&& run) {
 
 /// The route where Hopper's kernels do not serve, which is `why`; stored: as above.
 Decision without_hopper(Cuda where, const AttentionPass& p, Reason why, bool stored) {
-  Decision d;
   const Reason slow = stored ? why_not_mma(where, p) : kUnaligned;
-  d.route = slow.empty() ? Route::mma : Route::plain, d.reason = slow.empty() ? why : slow;
-  return d;
+  return {.route = slow.empty() ? Route::mma : Route::plain, .reason = slow.empty() ? why : slow};
 }
 
 }  // namespace

@@ -101,7 +101,9 @@ template <class T> __device__ __forceinline__ Termed termed(const Problem& p, co
     x.s -= static_cast<const float*>(terms.slopes)[h] * x.distance;
   }
   if (terms.table) {
-    x.entry = entry(terms.reach, q.site(terms.table_on_grid), k.site(terms.table_on_grid));
+    if (const Site* const points = terms.points_of(b))
+      x.entry = entry<Index>(terms.reach, points[q.name], points[k.name]);
+    else x.entry = entry<int>(terms.reach, q.site(terms.table_on_grid), k.site(terms.table_on_grid));
     x.s += static_cast<const float*>(terms.table)[h * terms.entries + x.entry];
   }
   if (terms.bias.data) {
