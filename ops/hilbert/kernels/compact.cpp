@@ -96,7 +96,7 @@ struct Piece {
 class Compactor {
  public:
   Compactor(const Tiling& t, const Codes& codes, bool by_pairs)
-      : t_(t), codes_(codes), by_pairs_(by_pairs), bits_(t.k_tile.size()), whole_(t.k_tile.size(), -1) {
+      : t_(t), codes_(codes), by_pairs_(by_pairs), bits_(t), whole_(t.k_tile.size(), -1) {
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces_));
     pieces_ = joined(std::move(pieces_));
     for (const Piece& p : pieces_) cost_of_all += cost_of_piece(p);
@@ -162,16 +162,13 @@ class Compactor {
     for (const Tiling::Ref r : t_.met.of(tile)) {
       if (listed && !r.partial) continue;
       const Range k = t_.k_tile[at(r.tile)];
-      std::vector<KeyBits>& keys = bits_[at(r.tile)];
       for (std::int32_t first = k.begin; first < k.end; first += 64) {
-        const std::int32_t n = std::min(k.end - first, 64), half = (first - k.begin) / 64;
-        KeyBits::Words words;
+        const std::int32_t n = std::min(k.end - first, 64);
+        PairBits::Words words;
         if (!r.partial) words.fill(~std::uint64_t{0} >> (64 - n));
-        if (r.partial && std::ssize(keys) <= half) keys.emplace_back(t_, first, n);
-        if (r.partial) keys[at(half)].find(t_.q_tile[tile], words);
+        if (r.partial) bits_.find(t_.q_tile[tile], first, n, words);
         f(first, words);
       }
-      if (t_.boxes > 4) keys.clear();  // of more boxes they take much memory
     }
   }
   /// Pieces of at most kStep queries.
@@ -182,7 +179,7 @@ class Compactor {
       q.end = end_of_tile(codes_, {q.begin, all.end}, kStep);
       pieces.push_back({.q = q, .tiles = {narrow(tile), narrow(tile) + 1}, .full = full});
     }
-    each_asked(tile, full > 0, [&](std::int32_t first, const KeyBits::Words& words) {
+    each_asked(tile, full > 0, [&](std::int32_t first, const PairBits::Words& words) {
       for (Piece& p : pieces) {
         Asked its{first, 0, ~std::uint64_t{0}};
         for (const std::uint64_t word : std::span(words).subspan(at(p.q.begin - all.begin), at(count(p.q))))
@@ -272,7 +269,7 @@ class Compactor {
     const Index row = 1 + each, column = 1 + 2 * queries;  // a length, and room for as many
     Bytes of_query(at(tiles * queries * row)), of_key(at(keys * column));
     for (std::int32_t tile = p.tiles.begin; tile < p.tiles.end; ++tile)
-      each_asked(at(tile), p.full > 0, [&](std::int32_t first, const KeyBits::Words& words) {
+      each_asked(at(tile), p.full > 0, [&](std::int32_t first, const PairBits::Words& words) {
         std::array<Index, 64> number;
         for (Index n = std::lower_bound(listed, listed + keys, first) - listed; n < keys && listed[n] < first + 64; ++n)
           number[at(listed[n] - first)] = n;
@@ -348,10 +345,10 @@ class Compactor {
   bool by_pairs_;
   std::unique_ptr<Compact> out_ = std::make_unique<Compact>();
   std::vector<Piece> pieces_;
-  std::vector<std::vector<KeyBits>> bits_;  // of each tile of keys, by halves
-  List origin_;                             // of a key of out_: which of t_
-  List whole_;                              // of a tile of t_: which of out_, or -1
-  std::map<Bytes, std::int32_t> lists_;     // of pairs, each once
+  PairBits bits_;
+  List origin_;                          // of a key of out_: which of t_
+  List whole_;                           // of a tile of t_: which of out_, or -1
+  std::map<Bytes, std::int32_t> lists_;  // of pairs, each once
 };
 
 std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <unordered_map>
 #include "tiling.h"
 
 // The mask, the only one. Lists: a Tiling, or what a GPU sees of one.
@@ -58,13 +59,15 @@ template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists
   return any;
 }
 
-/// attends() for a run of queries and up to 64 keys at a time.
-class KeyBits {
+/// attends() for a run of queries and up to 64 keys at a time. What is made of the keys stays.
+class PairBits {
  public:
-  KeyBits(const Tiling& t, Index first, Index keys);
+  explicit PairBits(const Tiling& t) : t_(t) {}
   using Words = std::array<std::uint64_t, Tiling::kTile>;
-  /// A word for each query, whose bit j says that it attends to key first + j.
-  void find(Tiling::Range q, Words& words) const;
+  /// A word for each query, whose bit j says that it attends to key first + j; always as many keys.
+  void find(Tiling::Range q, Index first, Index keys, Words& words);
+  /// How many pairs attend, or some number from `most` on. They must all be of listed tiles.
+  Index count(Tiling::Range q, Tiling::Range k, Index most = 1 << 30);
 
  private:
   struct Ordered {  // on an axis, or by rank
@@ -74,17 +77,15 @@ class KeyBits {
     std::vector<std::int32_t> number;  // ascending; empty: each from low on
     std::vector<std::uint64_t> first;  // the keys of those in front
   };
+  struct Keys {
+    Keys(const Tiling& t, Index first, Index keys);
+    std::size_t axes = 0;
+    std::vector<Ordered> on;           // by box and axis, and behind them by rank
+    std::vector<std::uint64_t> taken;  // by box
+  };
   const Tiling& t_;
-  std::size_t axes_ = 0;
-  std::vector<Ordered> on_;           // by box and axis, and behind them by rank
-  std::vector<std::uint64_t> taken_;  // by box
+  std::unordered_map<Index, Keys> keys_;  // by the first
 };
-
-/// How many pairs of these runs attend, or some number from `most` on. They must all be of listed
-/// tiles.
-/// What is made of the keys may stay, for the next queries.
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most = 1 << 30,
-                  std::vector<KeyBits>* kept = nullptr);
 
 /// How entries differ from those that they were: their rows, names and numbers on the first axis,
 /// by so much.

@@ -369,12 +369,13 @@ Index Plan::empty_rows() const {
     for (Index head = 0; head < heads(); ++head)
       for (const std::int32_t index : tilings_of(head)) {
         const Tiling& t = part.tilings[at(index)];
+        PairBits bits(t);
         for (std::size_t i = 0; i < t.q_tile.size(); ++i)
           for (std::int32_t q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q) {
             Index& its = having[at(t.q_token[at(q)])];
             for (const Tiling::Ref ref : t.met.of(i))
               if (its == head)  // else it has a key, or lacked one before
-                its += !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)], 1) > 0;
+                its += !ref.partial || bits.count({q, q + 1}, t.k_tile[at(ref.tile)], 1) > 0;
           }
       }
     rows -= part.places.count(1) * std::ranges::count(having, heads());

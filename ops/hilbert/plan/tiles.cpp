@@ -316,15 +316,17 @@ class Builder {
   void count_groups() {
     const TokenList &asking = t_.q_ranks(), &asked = t_.k_ranks();
     for (const auto& [q, k] : t_.group) {
-      const bool count_up = k.begin < k.end && asking.counts_up() && asked.counts_up();
-      const Index n = k.end - k.begin, before = count_up ? Index{asking[at(q.begin)]} - asked[at(k.begin)] : 0;
+      const Extremes ends = extents({k}, asked)[0];
+      const Index n = k.end - k.begin, before = Index{asking[at(q.begin)]} - ends.low;
+      const bool each = Index{ends.high} - ends.low + 1 == n, count_up = each && asking.counts_up();  // no number lacks
       const auto sum = [n](Index x) { return x > n ? n * (n + 1) / 2 + (x - n) * n : x > 0 ? x * (x + 1) / 2 : 0; };
       if (count_up) t_.pairs += sum(before + q.end - q.begin) - sum(before);  // 1, 2 .. n, n .. keys
       Tokens keys;
-      for (Index j = k.begin; !count_up && j < k.end; ++j) keys.push_back(asked[at(j)]);
+      for (Index j = k.begin; !each && j < k.end; ++j) keys.push_back(asked[at(j)]);
       if (!std::ranges::is_sorted(keys)) std::ranges::sort(keys);
       for (Index i = q.begin; !count_up && i < q.end; ++i)
-        t_.pairs += std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
+        t_.pairs += each ? std::clamp<Index>(asking[at(i)] - ends.low + 1, 0, n)
+                         : std::ranges::upper_bound(keys, asking[at(i)]) - keys.begin();
     }
   }
 
@@ -372,19 +374,15 @@ class Builder {
     return TokenList(std::move(out));
   }
 
-  void fill_tests() {
+  void find_tiles() {
     if (t_.causal) rank_ = {{}, extents(t_.q_tile, t_.q_ranks()), levels(extents(t_.k_tile, t_.k_ranks()))};
     for (Index box = 0; box < t_.boxes; ++box)
       for (const Tiling::Axis& axis : std::span(t_.axis).first(axes_))
         boxes_[at(box)].numbers.push_back({extents(t_.q_tile, axis.low, t_.boxes, box),
                                            extents(t_.q_tile, axis.high, t_.boxes, box),
                                            levels(extents(t_.k_tile, axis.key, t_.boxes, box))});
-  }
-
-  void find_tiles() {
-    fill_tests();
     if (g_.met) meet({0, prefix_.q_tiles}, {prefix_.k_tiles, narrow(t_.k_tile.size())});
-    candidates_.resize(t_.q_tile.size()), bits_.resize(t_.k_tile.size());
+    candidates_.resize(t_.q_tile.size());
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       Ranges& its = candidates_[i];
       std::ranges::sort(its, {}, &Range::begin);
@@ -427,10 +425,9 @@ class Builder {
   /// are some, which extremes of ranks have told.
   Index counted(Range q, Index tile) {
     const Range k = t_.k_tile[at(tile)];
-    if (t_.boxes > 4) bits_[at(tile)].clear();  // of more boxes they take much memory
-    if (!counts_ahead_) return count_pairs(t_, q, k, 1 << 30, &bits_[at(tile)]);
+    if (!counts_ahead_) return bits_.count(q, k);
     return axes_ == 0 || attends(t_, at(q.begin), at(k.begin)) || attends(t_, at(q.end - 1), at(k.end - 1)) ||
-           count_pairs(t_, q, k, 1, &bits_[at(tile)]) > 0;
+           bits_.count(q, k, 1) > 0;
   }
 
   /// With a prefix that all meet, one group of all is a group again, and no other.
@@ -438,8 +435,7 @@ class Builder {
     const auto rows = [](Range r) { return at(r.end - r.begin); };
     const bool of_all = t_.group.size() == 1 && prefix_.q + rows(t_.group[0].q) == t_.q_token.size() &&
                         prefix_.k + rows(t_.group[0].k) == t_.k_token.size();
-    t_.group.clear();
-    if (of_all) t_.group.push_back({{0, narrow(t_.q_token.size())}, {0, narrow(t_.k_token.size())}});
+    t_.group.assign(of_all, {{0, narrow(t_.q_token.size())}, {0, narrow(t_.k_token.size())}});
   }
 
   // The lists hold tokens so far. Masks compare what is beside them: only where rows lie changes.
@@ -476,7 +472,7 @@ class Builder {
   bool counts_ahead_ = false;       // t_.pairs is known before tiles are found
   Test rank_;
   std::vector<Box> boxes_{1};
-  std::vector<std::vector<KeyBits>> bits_;  // of each tile of keys, where they are compared
+  PairBits bits_{t_};
 };
 
 }  // namespace

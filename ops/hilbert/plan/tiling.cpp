@@ -49,7 +49,7 @@ Tiling::Lists Tiling::Lists::transposed(std::size_t tiles) const {
   return out;
 }
 
-KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ranges::min(of_key)) {
+PairBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ranges::min(of_key)) {
   span = std::ranges::max(of_key) - low + 1;
   if (constexpr Index kMost = 256; span > kMost) std::ranges::sort(number = of_key);
   first.resize(number.empty() ? at(span) + 1 : of_key.size() + 1);
@@ -59,69 +59,70 @@ KeyBits::Ordered::Ordered(const std::vector<std::int32_t>& of_key) : low(std::ra
   }
   for (std::size_t i = 1; i < first.size(); ++i) first[i] |= first[i - 1];
 }
-[[gnu::always_inline]] inline std::uint64_t KeyBits::Ordered::up_to(Index high) const {
+[[gnu::always_inline]] inline std::uint64_t PairBits::Ordered::up_to(Index high) const {
   if (!number.empty()) return first[at(std::ranges::upper_bound(number, high) - number.begin())];
   return first[at(std::max<Index>(std::min(high - low + 1, span), 0))];
 }
-KeyBits::KeyBits(const Tiling& t, Index first, Index keys) : t_(t) {
+PairBits::Keys::Keys(const Tiling& t, Index first_key, Index keys) {
   std::vector<std::int32_t> numbers(at(keys));
   const auto order = [&](const auto& list, Index step, Index box) {
-    for (Index j = 0; j < keys; ++j) numbers[at(j)] = list[at((first + j) * step + box)];
-    on_.emplace_back(numbers);
+    for (Index j = 0; j < keys; ++j) numbers[at(j)] = list[at((first_key + j) * step + box)];
+    on.emplace_back(numbers);
   };
-  while (axes_ < t.axis.size() && !t.axis[axes_].key.empty()) ++axes_;
+  while (axes < t.axis.size() && !t.axis[axes].key.empty()) ++axes;
   for (Index box = 0; box < t.boxes; ++box) {
-    taken_.push_back(axes_ > 0 ? 0 : ~std::uint64_t{0} >> (64 - keys));
-    for (Index j = 0; axes_ > 0 && j < keys; ++j)
-      taken_.back() |= std::uint64_t{t.axis[0].key[at((first + j) * t.boxes + box)] == kTaken} << j;
-    for (std::size_t axis = 0; axis < axes_; ++axis) order(t.axis[axis].key, t.boxes, box);
+    taken.push_back(axes > 0 ? 0 : ~std::uint64_t{0} >> (64 - keys));
+    for (Index j = 0; axes > 0 && j < keys; ++j)
+      taken.back() |= std::uint64_t{t.axis[0].key[at((first_key + j) * t.boxes + box)] == kTaken} << j;
+    for (std::size_t axis = 0; axis < axes; ++axis) order(t.axis[axis].key, t.boxes, box);
   }
   if (t.causal) order(t.k_ranks(), 1, 0);
 }
-void KeyBits::find(Tiling::Range q, Words& words) const {
-  const std::size_t n = at(q.end - q.begin), boxes = taken_.size(), first = at(q.begin);
+void PairBits::find(Tiling::Range q, Index first_key, Index keys, Words& words) {
+  if (t_.boxes > 4 && !keys_.contains(first_key)) keys_.clear();  // of more boxes they take much memory
+  const auto& [axes, on, taken] = keys_.try_emplace(first_key, t_, first_key, keys).first->second;
+  const std::size_t n = at(q.end - q.begin), boxes = taken.size(), first = at(q.begin);
   std::fill_n(words.begin(), n, 0);
   for (std::size_t box = 0; box < boxes; ++box) {
-    std::uint64_t any = axes_ > 0 ? ~std::uint64_t{0} : 0;
-    Words met;
+    std::uint64_t any = axes > 0 ? ~std::uint64_t{0} : 0;
+    Words met, passing;
     std::fill_n(met.begin(), n, any);
-    for (std::size_t axis = 0; axis < axes_ && any != 0; ++axis) {
+    for (std::size_t axis = 0; axis < axes && any != 0; ++axis) {
       const std::size_t begin = first * boxes + box;
       const std::int32_t *low = t_.axis[axis].low.data() + begin, *high = t_.axis[axis].high.data() + begin;
-      const Ordered& keys = on_[box * axes_ + axis];
-      std::uint64_t its = any = 0;
-      for (std::size_t i = 0, row = 0; i < n; ++i, row += boxes) {  // neighbors often ask for the same
-        if (i == 0 || low[row] != low[row - boxes] || high[row] != high[row - boxes])
-          its = keys.up_to(high[row]) & ~keys.up_to(Index{low[row]} - 1);
-        any |= met[i] &= its;
+      const Ordered& its = on[box * axes + axis];
+      std::array<std::size_t, 16> last{};  // by the end of low: neighbors ask for few intervals
+      any = 0;
+      for (std::size_t i = 0, row = 0; i < n; ++i, row += boxes) {
+        std::size_t& alike = last[at(low[row] & 15)];
+        if (i == 0 || low[alike * boxes] != low[row] || high[alike * boxes] != high[row])
+          alike = i, passing[i] = its.up_to(high[row]) & ~its.up_to(Index{low[row]} - 1);
+        any |= met[i] &= passing[alike];
       }
     }
-    for (std::size_t i = 0; i < n; ++i) words[i] |= met[i] | taken_[box];
+    for (std::size_t i = 0; i < n; ++i) words[i] |= met[i] | taken[box];
   }
   for (std::size_t i = 0; t_.causal && i < n; ++i)
-    if (words[i] != 0) words[i] &= on_.back().up_to(t_.q_ranks()[first + i]);
+    if (words[i] != 0) words[i] &= on.back().up_to(t_.q_ranks()[first + i]);
 }
 
-Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k, Index most, std::vector<KeyBits>* kept) {
+Index PairBits::count(Tiling::Range q, Tiling::Range k, Index most) {
   Index n = 0;
-  std::vector<KeyBits> own, &keys = kept ? *kept : own;
-  for (std::int32_t j = k.begin; j < k.end; j += 64) {
-    if (std::ssize(keys) <= (j - k.begin) / 64) keys.emplace_back(t, j, std::min(k.end - j, 64));
-    KeyBits::Words words;
+  Words words;
+  for (std::int32_t j = k.begin; j < k.end; j += 64)
     for (Tiling::Range part{q.begin, q.begin}; part.begin < q.end && n < most; part.begin = part.end) {
       part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, Tiling::kTile)));
-      keys[at((j - k.begin) / 64)].find(part, words);
+      find(part, j, std::min(k.end - j, 64), words);
       for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += words[at(i)] ? std::popcount(words[at(i)]) : 0;
     }
-  }
   return n;
 }
 static void add_list(TokenList& to, const TokenList& from, const TokenList& entries, std::int32_t by) {
   if (from.counts_up() && entries.counts_up() && !entries.empty() && !from.empty())
     return to.append(from[at(entries[0])] + by, entries.size());
-  std::vector<std::int32_t> more = entries.values();
-  for (std::int32_t& i : more) i = from[at(i)] + by;
-  to.append(TokenList(std::move(more)));
+  std::vector<std::int32_t> more(entries.size());
+  std::ranges::transform(entries, more.begin(), [&](std::int32_t i) { return from[at(i)] + by; });
+  to.empty() ? void(to = TokenList(std::move(more))) : to.append(TokenList(std::move(more)));
 }
 static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from, const TokenList& entries,
                      Index boxes, std::int32_t by) {
@@ -132,6 +133,7 @@ static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32
   auto out = to.end() - n;
   if (!entries.empty() && entries.counts_up())
     return void(std::transform(from.begin() + entries[0] * boxes, from.begin() + entries[0] * boxes + n, out, moved));
+  if (boxes == 1) return void(std::ranges::transform(entries, out, [&](std::int32_t i) { return moved(from[at(i)]); }));
   for (const std::int32_t i : entries)
     for (Index x = i * boxes; x < (i + 1) * boxes; ++x) *out++ = moved(from[at(x)]);
 }

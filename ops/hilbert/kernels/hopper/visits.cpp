@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <unordered_map>
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/plan/attends.h"
@@ -50,8 +49,10 @@ Bits transposed(Bits x) {
 
 using List = std::vector<std::int32_t>;
 struct Hash {
-  template <class L> std::size_t operator()(const L& list) const {
-    return std::hash<std::string_view>()({reinterpret_cast<const char*>(list.data()), list.size() * sizeof(list[0])});
+  std::size_t operator()(const auto& list) const {
+    std::size_t sum = list.size();
+    for (const auto x : list) sum = (sum ^ static_cast<std::size_t>(x)) * 0x9e3779b97f4a7c15;
+    return sum;
   }
 };
 
@@ -61,10 +62,12 @@ struct MaskedCell {
   Index pairs = 0;
   std::uint64_t columns = 0, rows = 0;
 };
+// Cells have numbers for so many masks.
+constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
 class Masks {
  public:
   Masks(std::vector<std::uint32_t>& words, std::size_t most)
-      : words_(words), most_(most == kAllCompared ? 0 : most / 4) {
+      : stops(most == kMaskBytes), words_(words), most_(most == kAllCompared ? 0 : most / 4) {
     Bits full;
     full.fill(~std::uint64_t{0});
     cells_ = {{Bits{}, {Visits::kEmpty, Visits::kEmpty}}};
@@ -81,23 +84,20 @@ class Masks {
     cells_[other] = {made.turned, made.cell, made.pairs, made.rows, made.columns};
     return cells_[bits] = made;
   }
-  bool compares = false;  // there was no room for a mask
+  bool compares = false, stops;  // there was no room for a mask; then nobody needs the others
 
  private:
   std::uint16_t number_of(const Bits& bits) {
     if (words_.size() + Visits::kWords > most_) return compares = true, Visits::kCompare;
     const auto cell = static_cast<std::uint16_t>(Visits::kMasks + words_.size() / Visits::kWords);
-    for (std::size_t thread = 0; thread < Visits::kWords; ++thread) words_.push_back(word(bits, thread));
+    for (std::size_t row = 0; row < bits.size(); row += row % 8 == 7 ? 9 : 1)
+      for (int pair = 0; pair < 8; pair += 2)
+        words_.push_back(pairs_of(bits[row] >> pair) | pairs_of(bits[row + 8] >> pair) << 16);
     return cell;
   }
-  static std::uint32_t word(const Bits& bits, std::size_t thread) {
-    std::uint32_t out = 0;
-    for (std::size_t h = 0; h < 2; ++h) {  // two bits of each byte, brought together
-      std::uint64_t x = bits[thread / 32 * 16 + thread % 32 / 4 + 8 * h] >> thread % 4 * 2 & 0x0303030303030303;
-      x = (x | x >> 6) & 0x000f000f000f000f, x = (x | x >> 12) & 0x000000ff000000ff;
-      out |= static_cast<std::uint32_t>((x | x >> 24) & 0xffff) << 16 * h;
-    }
-    return out;
+  static std::uint32_t pairs_of(std::uint64_t x) {  // two bits of each byte, brought together
+    x &= 0x0303030303030303, x = (x | x >> 6) & 0x000f000f000f000f, x = (x | x >> 12) & 0x000000ff000000ff;
+    return static_cast<std::uint32_t>((x | x >> 24) & 0xffff);
   }
   std::vector<std::uint32_t>& words_;
   std::size_t most_;
@@ -179,9 +179,6 @@ void cut(VisitSide& side, Index least) {
   std::ranges::stable_sort(side.part, std::greater<>(), &Owner::steps);
 }
 
-/// The pairs of two owners, by halves of queries and of keys.
-using OwnerPairs = std::array<std::array<Bits, 2>, 2>;
-
 /// Owners of a side by what attends() compares of their rows. Those of one number differ at most in
 /// where that begins: both sides' being as far apart, they attend alike.
 struct Shapes {
@@ -200,11 +197,13 @@ struct Shapes {
       for (auto i = begin; t.causal && !ranks.counts_up() && i < end; ++i) its.push_back(ranks[i] - ranks[begin]);
       for (const Tiling::Axis& axis : t.axis)
         for (std::size_t box = 0; !axis.key.empty() && box < boxes; ++box) {
-          const List& from = asking ? axis.low : axis.key;
-          first.push_back(from[begin * boxes + box]);
-          for (std::size_t i = begin * boxes + box; i < end * boxes; i += boxes) {
-            its.push_back(!asking && from[i] == kTaken ? kTakenHere : from[i] - first.back());
-            if (asking) its.push_back(axis.high[i] - first.back());
+          const std::int32_t *from = (asking ? axis.low : axis.key).data() + box, base = from[begin * boxes];
+          first.push_back(base);
+          std::size_t to = its.size();
+          its.resize(to + (end - begin) * (1 + asking));
+          for (std::size_t i = begin * boxes; i < end * boxes; i += boxes) {
+            its[to++] = !asking && from[i] == kTaken ? kTakenHere : from[i] - base;
+            if (asking) its[to++] = axis.high[i + box] - base;
           }
         }
       number.push_back(its == before ? number.back() : known.try_emplace(its, narrow(known.size())).first->second);
@@ -218,7 +217,7 @@ struct Shapes {
 class OwnerWalk {
  public:
   OwnerWalk(const Tiling& t, bool merges, Masks& masks)
-      : queries(t.q_tile, merges), keys(t.k_tile, merges), t_(t), masks_(masks), bits_(keys.owner.size()) {
+      : queries(t.q_tile, merges), keys(t.k_tile, merges), t_(t), masks_(masks) {
     if (t.met.partial > 0) shapes_.emplace_back(t, queries.owner, true), shapes_.emplace_back(t, keys.owner, false);
   }
   Cut queries, keys;
@@ -232,6 +231,7 @@ class OwnerWalk {
     std::vector<ListedTile> listed;
     List key;
     for (std::size_t i = 0; i < ours.owner.size(); ++i) {
+      if (masks_.stops && masks_.compares) return;  // short lists of more masks are not taken
       Owner& own = ours.owner[i];
       own.first = narrow(side.visit.size()), listed.clear();
       for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
@@ -251,7 +251,7 @@ class OwnerWalk {
         name(key, q, k, its);
         const auto [known, fresh] = known_.try_emplace(key);
         Met& met = known->second;
-        if (fresh) met = made(queries.owner[q], keys.owner[k], its, bits_[k]);
+        if (fresh) met = made(queries.owner[q], keys.owner[k], its);
         const auto alike = std::span(others.owner).subspan(other, at(others.of[at(its.back().end - 1)]) + 1 - other);
         append(side, own, alike, keys_own ? met.by_key : met.by_query);
         f(i, other, std::ssize(alike), met);
@@ -271,7 +271,8 @@ class OwnerWalk {
   void name(List& key, std::size_t q, std::size_t k, std::span<const ListedTile> listed) const {
     const std::int32_t row = queries.owner[q].row, column = keys.owner[k].row;
     key = {queries.owner[q].rows, keys.owner[k].rows};
-    for (const ListedTile& tile : listed) {
+    const bool tiles = queries.owner[q].tiles > 1 || keys.owner[k].tiles > 1;  // and which of them
+    for (const ListedTile& tile : listed.first(tiles ? listed.size() : 0)) {
       const Tiling::Range x = t_.q_tile[at(tile.q_tile)], y = t_.k_tile[at(tile.k_tile)];
       key.insert(key.end(), {x.begin - row, x.end - row, y.begin - column, y.end - column, tile.partial});
     }
@@ -280,28 +281,27 @@ class OwnerWalk {
     for (std::size_t i = 0, n = shapes_[0].comparisons; i < n; ++i)
       key.push_back(shapes_[0].first[q * n + i] - shapes_[1].first[k * n + i]);
   }
-  Met made(const Owner& q, const Owner& k, std::span<const ListedTile> listed, std::vector<KeyBits>& halves) {
-    OwnerPairs pairs{};
+  Met made(const Owner& q, const Owner& k, std::span<const ListedTile> listed) {
+    std::array<PairBits::Words, 2> pairs{};  // by halves of keys
     for (const ListedTile& tile : listed) {
       const Tiling::Range rows = t_.q_tile[at(tile.q_tile)], columns = t_.k_tile[at(tile.k_tile)];
       for (std::int32_t half = 0; half * kCell < k.rows; ++half) {
         const std::int32_t first = k.row + half * kCell;
-        if (tile.partial && std::ssize(halves) <= half)
-          halves.emplace_back(t_, first, std::min(k.rows - half * kCell, kCell));
         const std::uint64_t all =
             ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
-        KeyBits::Words words;
-        if (tile.partial && all != 0) halves[at(half)].find(rows, words);
-        for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
-          pairs[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
-              tile.partial ? all & words[at(i - rows.begin)] : all;
+        PairBits::Words words;
+        if (tile.partial && all != 0) bits_.find(rows, first, std::min(k.rows - half * kCell, kCell), words);
+        else words.fill(all);
+        std::uint64_t* const its = &pairs[at(half)][at(rows.begin - q.row)];
+        for (std::size_t i = 0; i < at(rows.end - rows.begin); ++i) its[i] |= all & words[i];
       }
     }
-    if (t_.boxes > 4) halves.clear();  // of more boxes they take much memory
     Met met{};
     for (std::size_t a = 0; a < 2; ++a)
       for (std::size_t b = 0; b < 2; ++b) {
-        const MaskedCell its = masks_.cell_of(pairs[a][b]);
+        Bits bits;
+        std::copy_n(pairs[b].begin() + kCell * a, kCell, bits.begin());
+        const MaskedCell its = masks_.cell_of(bits);
         met.by_query[b].cell[a] = its.cell, met.by_key[a].cell[b] = its.turned, met.pairs += its.pairs;
         if (!t_.axis[0].key.empty()) met.by_query[b].met[a] = its.columns, met.by_key[a].met[b] = its.rows;
       }
@@ -312,7 +312,7 @@ class OwnerWalk {
   Masks& masks_;
   std::vector<Shapes> shapes_;  // of queries, of keys; where tiles are partial
   std::unordered_map<List, Met, Hash> known_;
-  std::vector<std::vector<KeyBits>> bits_;  // of each owner of keys, by halves
+  PairBits bits_{t_};
 };
 
 /// Counts the masks that each call makes, portion by portion of owners.
@@ -386,7 +386,9 @@ VisitSide by_threes(const VisitSide& side) {
   return out;
 }
 
-Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool merges) {
+}  // namespace
+
+Visits visits_of(const Tiling& t, std::size_t most, Index portion, bool merges) {
   Visits out;
   Masks masks(out.mask, most);
   OwnerWalk walk(t, merges, masks);
@@ -400,7 +402,7 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
   });
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
-    return visits_of_owners(t, most, portion, false);
+    return visits_of(t, most, portion, false);
   walk.fill(out.keys, true, [](auto...) {});
   out.one_owner = out.one_owner && std::ranges::count(owners, 1) == std::ssize(owners);
   const TokenList& names = t.k_names();
@@ -420,21 +422,21 @@ Visits visits_of_owners(const Tiling& t, std::size_t most, Index portion, bool m
 }
 
 /// See with_short_lists(); null where they save too little. A copy would have none of its visits.
-std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own) {
+static std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own) {
   const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
-  // Cells have numbers for so many masks.
-  constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
   // Cells that are nearly half full have no fifth to save.
   if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
   const VisitSide& side = side_of(visits(t));
   Index before = side.cells, after = 0;
   std::vector<Owner> owners = side.owner;
   std::ranges::sort(owners, {}, &Owner::row);
-  List entries;
   Selection list;
   Tiling::Lists tiles;
+  List entries;
+  entries.reserve(at(std::min<Index>(before * kCell, 1 << 22)));
+  std::array<List, 3> met;  // rows that an owner's first half meets alone, both, its second half alone
   for (const Owner& own : owners) {
-    std::array<List, 3> met;  // rows that its first half meets alone, both, its second half alone
+    for (List& rows : met) rows.clear();
     for (const VisitSide::Visit& visit : side.of(own)) {
       const auto [first, second] = side.met[at(&visit - side.visit.data())];
       for (std::int32_t row = visit.row; row < visit.row + visit.rows; row += kCell)
@@ -465,10 +467,6 @@ std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own) {
   if (side_of(lists).made > 0 || lists.pairs != t.pairs || 5 * side_of(lists).cells > 4 * before) return {};
   return made;
 }
-
-}  // namespace
-
-Visits visits_of(const Tiling& t, std::size_t most, Index portion) { return visits_of_owners(t, most, portion, true); }
 
 const Visits& visits(const Tiling& t) {
   return t.memo.get<Visits>({}, [&] { return visits_of(t); });

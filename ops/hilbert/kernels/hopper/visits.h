@@ -73,8 +73,10 @@ const Tiling& with_ascending_keys(const Tiling& t);
 /// rows, those alone that some row of the owner meets. Made once.
 const Tiling& with_short_lists(const Tiling& t, bool keys_own);
 constexpr std::size_t kAllCompared = ~std::size_t{0};  // bytes of masks: none, and no cell is full
-/// Equal masks are kept once, at most `most` bytes of them.
-Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20, Index portion = Visits::kPortion);
+/// Equal masks are kept once, at most `most` bytes of them. Owners may have several tiles where it
+/// `merges`.
+Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20, Index portion = Visits::kPortion,
+                 bool merges = true);
 /// Made once.
 const Visits& visits(const Tiling& t);
 

@@ -78,6 +78,12 @@ double percent(double share) { return std::round(share * 10000) / 100; }
 
 // ---- small sets, by hand from the definitions ---------------------------------------------------
 
+TEST(Plan, CountsThePairsOfACausalSetAlongACurve) {
+  PlanSpec spec;
+  spec.length = 200, spec.order = parse_order("hilbert", 200), spec.causality = Causality::token;
+  EXPECT_EQ(make_plan(spec)->stats().pairs, 200 * 201 / 2);
+}
+
 TEST(Plan, SmallSetsByHand) {
   const auto keys = [](Index length, const char* pattern, const char* order = "row",
                        Causality causality = Causality::none, DilationMode mode = DilationMode::all_queries) {
