@@ -71,7 +71,6 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
     return now;
   };
   const List q_tile = cut(kQueries, q_row), k_tile = cut(kKeys, k_row);
-  PairBits bits(out);
   for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
     if (q_tile[i] < 0) continue;
     const Tiling::Range queries = out.q_tile[at(q_tile[i])];
@@ -80,7 +79,7 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
       if (tile < 0) continue;
       const Tiling::Range keys = out.k_tile[at(tile)];
       const Index all = Index{queries.end - queries.begin} * (keys.end - keys.begin);
-      const Index pairs = ref.partial ? bits.count(queries, keys) : all;
+      const Index pairs = ref.partial ? PairBits(out).count(queries, keys) : all;
       if (pairs > 0) out.met.add(tile, tile + 1, pairs < all);
       out.pairs += pairs;
     }
@@ -91,13 +90,12 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
 
 /// Marks the rows of keys that some query attends to.
 void mark_met(const Tiling& t, std::vector<bool>& met) {
-  PairBits bits(t);
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     for (const Tiling::Ref ref : t.met.of(i)) {
       const Tiling::Range keys = t.k_tile[at(ref.tile)];
       for (auto key = keys.begin; key < keys.end; ++key)
         if (auto is_met = met[at(t.k_token[at(key)])]; !is_met)
-          is_met = !ref.partial || bits.count(t.q_tile[i], {key, key + 1}, 1) > 0;
+          is_met = !ref.partial || PairBits(t).count(t.q_tile[i], {key, key + 1}, 1) > 0;
     }
 }
 
