@@ -80,8 +80,9 @@ std::vector<Problem> on_grids(Index dim) {
 /// That have kernels of their own on Hopper, both ways.
 std::vector<Problem> of_one_term(Index dim) {
   const Problem both{.pattern = "dense", .order = "row", .batch = 2, .length = 640, .dim = dim};
-  std::vector<Problem> out(5, both);
-  out[0].softcap = 30, out[1].softcap = 1, out[2].published = out[3].published = true, out[4].dropout = 0.1;
+  std::vector<Problem> out(6, both);
+  out[0].softcap = 30, out[1].softcap = 8, out[2].published = out[3].published = out[5].published = true;
+  out[4].dropout = 0.1, out[5].queries = 300, out[5].in_order = true;
   for (const std::size_t i : {0, 2, 4}) out[i].causality = kToken;
   return out;
 }
@@ -423,6 +424,28 @@ TEST_F(OnGpuTerms, RepeatBitForBit) {
 }
 
 // A key that a bias of -inf masks may be NaN or infinite: no one notices.
+// What others see of a key decides of no bit: rows before it stay as they were.
+TEST_F(OnGpuTerms, ACapLooksAtEachScoreAlone) {
+  for (const Index dim : {64, 128}) {
+    const Problem p{.pattern = "dense",
+                    .order = "row",
+                    .length = 256,
+                    .dim = dim,
+                    .type = DType::bf16,
+                    .causality = kToken,
+                    .softcap = 30};
+    Inputs in = inputs_of(p, p.type, kGpu);
+    constexpr Index kLarge = 100;
+    const std::vector<Tensor> before = play(p, in);
+    in.k = clone(in.k);
+    Tensor row = slice(in.k, 1, kLarge, kLarge + 1);
+    copy(row, mul(row, 64));
+    const std::vector<Tensor> after = play(p, in);
+    EXPECT_TRUE(same_bits(slice(before[0], 1, 0, kLarge), slice(after[0], 1, 0, kLarge)));
+    EXPECT_TRUE(same_bits(slice(before[1], 2, 0, kLarge), slice(after[1], 2, 0, kLarge)));
+  }
+}
+
 TEST_F(OnGpuTerms, WhatABiasMasksDoesNotSpread) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     const Problem p{.pattern = "dense",

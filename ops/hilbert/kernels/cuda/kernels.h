@@ -33,7 +33,7 @@ inline Extra extra_of(const AttentionPass& p, bool alone, bool eights) {
   if (!p.terms) return eights && !p.along ? Extra::drops : Extra::drops_any;
   const Terms& t = *p.terms;
   if (!alone || drops || t.table || t.bias.data || (t.slopes && t.cap != 0)) return Extra::terms;
-  if (t.cap != 0) return Extra::cap;
+  if (t.cap != 0) return t.cap < 8 ? Extra::terms : Extra::cap;  // its slope comes from weights of 16 bits
   const bool count_up = !p.along && p.tiling->q_names().counts_up() && p.tiling->k_names().counts_up();
   return t.slopes && !t.slopes_on_grid && count_up ? Extra::distances : Extra::terms;
 }

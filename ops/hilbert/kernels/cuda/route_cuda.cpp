@@ -36,7 +36,7 @@ Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; 
 using Reason = std::string_view;
 
 constexpr Reason kUnaligned = "rows do not lie at multiples of 16 bytes";
-constexpr Reason kOnePass = "in one pass that adds up dQ, as no one owner has all keys of a query";
+constexpr Reason kOnePass = "in one pass that adds up dQ";
 
 /// stored: whether rows of the pass that are no input lie as they must.
 Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
@@ -72,7 +72,7 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
 Reason why_not_one_pass(const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.of_terms || extra_of(b, true, visits(*b.tiling).eights) > Extra::drops)
-    return "one pass knows a cap alone, distances of tokens that count up, or dropout of keys in eights";
+    return "one pass knows a cap from 8 on alone, distances of tokens that count up, or dropout of keys in eights";
   const VisitSide& keys = visits(*b.tiling).keys;
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there

@@ -422,7 +422,7 @@ template <class E, class M> struct Multiplier {
   }
   /// The slope of the cap where a score has weight p: it was log p + L.
   __device__ __forceinline__ float slope_of(float weight, float lse) const {
-    return cap_slope(fmaf(log2_fast(fmaxf(weight, 1e-30f)), kLn2, lse), p.inverse_cap);
+    return cap_slope(fminf(fmaxf(fmaf(log2_fast(fmaxf(weight, 1e-30f)), kLn2, lse), -p.cap), p.cap), p.inverse_cap);
   }
   /// dQ of what lies in a buffer of dS: 64 queries, or 64 columns, a warpgroup.
   __device__ __forceinline__ void begin_dq(Part& x, unsigned use) const {

@@ -4,7 +4,7 @@
 //   keys       a block owns 128 keys (64 a warpgroup), queries stream by in steps of 64, dO after Q
 //                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (dP^T - Delta)
 //                  dV += P^T dO    dK += dS^T Q
-//   queries    a block owns 128 queries (64 a warpgroup), keys stream by in steps of 64, V after K
+//   queries    a block owns 128 queries (64 a warpgroup), keys stream by in steps of 64, V with K
 //                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (dP - Delta)
 //                  dQ += dS K
 //
@@ -278,7 +278,7 @@ template <class E, class M, int N> struct Accumulate {
     TermCollector<D>::empty(p.terms.sums, scratch(), head >= 0 ? share(head) : nullptr);
   }
   /// P, and what else dS of a step depends on; with kSplit, from the thread that made it.
-  struct Given {
+  struct alignas(16) Given {
     std::uint32_t weights[4][4], word, survive, unused[2], slope[kTerms ? 16 : 4];
     static constexpr std::uint32_t kPieces = kTerms ? 9 : 5;
   };
@@ -302,7 +302,7 @@ template <class E, class M, int N> struct Accumulate {
     constexpr bool kBoth = M::kKeys && !M::kSplit, kGets = M::kSplit && !kValues;
     const std::uint32_t own = from.owned.tile() + (M::kSplit ? 0 : at.rows());
     Given its;
-    its.word = kMasked ? word_of(p, step, at) : ~0u, its.survive = ~0u;
+    its.word = kMasked && !kGets ? word_of(p, step, at) : ~0u, its.survive = ~0u;
 #pragma unroll 1
     for (int row = step.row;; row += kCell) {
       float s[32], t[32];
@@ -359,10 +359,10 @@ template <class E, class M, int N> struct Accumulate {
       if constexpr (kLate) multiply_second();
       wgmma_wait<0>();
       fence_operand(t);
-      if constexpr (M::kTiles == 1) there.release();
       if constexpr (kDrops) mask(t, 0, its.survive, 0.0f);
       for_scores(of(delta_at, delta),
                  [&](int i, float d) { t[i] = s[i] * (kDrops ? fmaf(t[i], p.survivor, -d) : t[i] - d); });
+      if constexpr (M::kTiles == 1) there.release();  // with Delta
       if constexpr (kDrops && kBoth) mask(s, 0, its.survive, 0.0f);
       if constexpr (kMasked || kTerms) {
         if constexpr (kBoth) mask(s, 0, its.word, 0.0f);

@@ -101,17 +101,16 @@ template <int N> __device__ __forceinline__ void cap_scores(float (&s)[N], float
   float most = 0;
 #pragma unroll
   for (const float x : s) most = fmaxf(most, fabsf(x));
+  const float a = -0.333323454f * square * scale, b = 0.132899993f * square * square * scale,
+              c = -0.0485012121f * square * square * square * scale;
+  const auto small = [&](float x) { return x * fmaf(x * x, fmaf(x * x, fmaf(x * x, c, b), a), scale); };
   if (__all_sync(~0u, most * ratio <= kSmall)) {
-    const float a = -0.333323454f * square * scale, b = 0.132899993f * square * square * scale,
-                c = -0.0485012121f * square * square * square * scale;
 #pragma unroll
-    for (float& x : s) {
-      const float y = x * x;
-      x *= fmaf(y, fmaf(y, fmaf(y, c, b), a), scale);
-    }
-  } else {  // 1 - 2 / (e^2x + 1)
+    for (float& x : s) x = small(x);
+  } else {  // 1 - 2 / (e^2x + 1), of each that is not: its bits are its own
 #pragma unroll
-    for (float& x : s) x = cap * (1 - __fdividef(2, exp2_fast(x * ratio * (2 * kLog2e)) + 1));
+    for (float& x : s)
+      x = fabsf(x) * ratio <= kSmall ? small(x) : cap * (1 - __fdividef(2, exp2_fast(x * ratio * (2 * kLog2e)) + 1));
   }
 }
 /// Its slope where a score came to be x.

@@ -270,8 +270,8 @@ class OwnerWalk {
   /// All that the pairs of two owners depend on.
   void name(List& key, std::size_t q, std::size_t k, std::span<const ListedTile> listed) const {
     const std::int32_t row = queries.owner[q].row, column = keys.owner[k].row;
-    key = {queries.owner[q].rows, keys.owner[k].rows};
     const bool tiles = queries.owner[q].tiles > 1 || keys.owner[k].tiles > 1;  // and which of them
+    key = {tiles, queries.owner[q].rows, keys.owner[k].rows};
     for (const ListedTile& tile : listed.first(tiles ? listed.size() : 0)) {
       const Tiling::Range x = t_.q_tile[at(tile.q_tile)], y = t_.k_tile[at(tile.k_tile)];
       key.insert(key.end(), {x.begin - row, x.end - row, y.begin - column, y.end - column, tile.partial});
@@ -464,7 +464,8 @@ static std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own)
   const Visits& lists = made->memo.get<Visits>({}, [&] { return visits_of(*made, kMaskBytes); });
   // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles
   // may have.
-  if (side_of(lists).made > 0 || lists.pairs != t.pairs || 5 * side_of(lists).cells > 4 * before) return {};
+  const Index cells = side_of(lists).cells;  // none: masks ran out before they began
+  if (side_of(lists).made > 0 || lists.pairs != t.pairs || cells == 0 || 5 * cells > 4 * before) return {};
   return made;
 }
 
