@@ -90,7 +90,6 @@ struct Options::Parser {
   std::string config, group;
   bool print_config = false;
   std::function<void()> then;
-  std::map<std::string, std::string> gone;  // what to use instead
 
   explicit Parser(const std::string& program, const std::string& what_it_does) : app(what_it_does, program) {
     app.set_help_flag("-h,--help", "Print this and exit");
@@ -115,7 +114,6 @@ struct Options::Parser {
   }
 
   std::string suggestion(const std::string& unknown) const {
-    if (const auto found = gone.find(unknown); found != gone.end()) return "; " + found->second;
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options())
       if (const std::string name = option->get_name(); name.starts_with("--")) names.push_back(name.substr(2));
@@ -125,7 +123,6 @@ struct Options::Parser {
   }
 
   void set(Entry& e, const std::string& value, const std::string& where) const try {
-    if (const auto found = gone.find(e.name + ' ' + value); found != gone.end()) fail(found->second);
     check(value.find('\0') == value.npos, "a byte 0 is no text");
     e.set(value);
   } catch (const Error& error) {
@@ -173,7 +170,6 @@ void Options::Parser::read_config() {
 Options::Options(const std::string& program, const std::string& does) : parser_(new Parser(program, does)) {}
 Options::~Options() = default;
 void Options::group(Text heading) { parser_->group = heading; }
-void Options::gone(Text what, Text instead) { parser_->gone[what] = instead; }
 void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
 
 void Options::flag(Text name, bool& value, Text help) {

@@ -36,10 +36,6 @@ class Options {
   /// Some of `names`, with commas between them.
   void list(Text name, Texts& value, const Texts& names, Text help);
 
-  /// `--option`, or one of its values as `--option value`, is no more: whoever gives it reads
-  /// `instead`.
-  void gone(Text what, Text instead);
-
   /// Calls f once all values are known, before they are used or printed: for defaults that follow
   /// from other options. f may set() those that were not given().
   void then(std::function<void()> f);

@@ -113,10 +113,6 @@ void declare(program::Options& options, Settings& s) {
   options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
   options.flag("--sample-only", s.sample_only, "Print a sample from the best checkpoint in --out");
   declare_sampling(options, s);
-  for (const char* name : {"--task images", "--images", "--labels", "--patch"})
-    options.gone(name, "images are no task here any more; in C++ TransformerConfig::image learns them");
-  for (const char* name : {"--controls", "--control-seeds"})
-    options.gone(name, "train again, with --order row:16x16 --pattern segment:16 for one, and compare the reports");
 }
 
 static std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
@@ -209,9 +205,6 @@ void check_settings(const program::Options& options, const Settings& s) {
           s.task, " has no use for it; leave it out");
   check(!s.last, "--last: --sample-only alone has use for it; leave it out");
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
-  check(!s.tokenizer.starts_with("train:"), "--tokenizer (", s.tokenizer,
-        "): merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers "
-        "saves it");
   check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
         " has no use for it; leave one of them out");
   check(s.from.empty() || !s.resume, "--from (", s.from, "): --resume goes on from --out; leave one of them out");

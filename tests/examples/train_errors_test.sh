@@ -53,19 +53,13 @@ refused 2 '--bias (1x3x1xL): axis 1 of [batch, heads, queries, keys] is 3; it br
 refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" \
   --alibi lerned
 refused 2 "'--documents': no such option; --help lists all" --documents 64,64
-again='train again, with --order row:16x16 --pattern segment:16 for one, and compare the reports'
-for option in controls control-seeds; do refused 2 "'--$option': no such option; $again" "--$option"; done
-images='images are no task here any more; in C++ TransformerConfig::image learns them'
-refused 2 "--task (images): $images" --task images
-for option in images labels patch; do refused 2 "'--$option': no such option; $images" --$option x; done
-learned="merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers"
-learned+=" saves it"
-refused 2 "--tokenizer (train:300): $learned" --text x --tokenizer train:300
+tasks='must be one of stories, life, text, ising, names'
+refused 2 "--task (images): $tasks" --task images
 files="GPT-2's vocab.json and merges.txt or tokenizer.json"
 refused 2 "--vocabulary (bpe): needs --tokenizer, a directory with $files" \
   --text x --vocabulary bpe
 printf 'task = images\n' >wrong.ini
-refused 2 "--task (images): images are no task here any more, wrong.ini:1; ${images#*; }" --config wrong.ini
+refused 2 "--task (images): $tasks, wrong.ini:1" --config wrong.ini
 refused 2 '--grid (13x12): the exact answer of --task ising is known up to 12x12' --task ising --grid 13x12
 refused 2 '--pattern-odd (slide:2): --layers 1 has block 0 alone; leave it out, or take more layers' \
   --pattern-odd slide:2 --layers 1
