@@ -154,9 +154,7 @@ class Outputs {
   Outputs(Outputs&&) = delete;  // nor copied
 
   const std::string& directory() const { return directory_; }
-  /// Where nobody looks before `name` is whole.
-  std::string unfinished(const std::string& name) const;
-  /// Where to write what will be called `name`.
+  /// Where to write what will be called `name`: nobody looks there before it is whole.
   std::string stage(const std::string& name);
   void write(const std::string& name, const std::string& content);
   void commit();

@@ -70,25 +70,18 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
   return lines;
 }
 
-Log::Log(const program::Outputs& outputs, const program::Options& options, const Start& start, Index after)
+Log::Log(program::Outputs& outputs, const program::Options& options, const Start& start, Index after)
     : path_(outputs.directory() + "/log.jsonl") {
   std::string text;
-  std::vector<Line> lines;
-  if (after > 0) lines = read_lines(path_, after, text);
+  const std::vector<Line> lines = after > 0 ? read_lines(path_, after, text) : std::vector<Line>();
   if (!lines.empty()) last_ = lines.back();
   if (!Json::accept(text)) text.clear();
   text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, Json::error_handler_t::replace) : text) + '\n';
   for (const Line& l : lines) text += to_json(l).dump() + '\n';
-  // A whole new file takes the old one's place, so that a kill now leaves either.
-  const std::string temporary = outputs.unfinished("log.jsonl");
-  const bool is_whole = bool(std::ofstream(temporary) << text << std::flush);
-  descriptor_ = is_whole ? ::open(temporary.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
-  const bool written = descriptor_ >= 0 && ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path_.c_str()) == 0;
-  if (written) return;
-  const int error = errno;
-  ::unlink(temporary.c_str());
-  fail_with(Code::data, path_, ": cannot write: ", std::strerror(error),
-            "; name a directory with room, that you may write to, with --out");
+  outputs.write("log.jsonl", text);  // a whole new file takes the old one's place: a kill now leaves either
+  outputs.commit();
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (descriptor_ < 0) fail_with(Code::data, path_, ": cannot write: ", std::strerror(errno));
 }
 
 std::vector<Line> Log::lines() const {
