@@ -52,11 +52,11 @@ static Json to_json(const Line& l) {
   return j;
 }
 
-/// The lines of a log up to step `after`; what a killed writer left of a last line is not one.
-static std::vector<Line> read_lines(const std::string& path, Index after, std::string& first) {
+/// Steps of a log, up to `after`: the first line is none, nor what a killed writer left of a last.
+static std::vector<Line> read_lines(const std::string& path, Index after) {
   std::vector<Line> lines;
   std::ifstream file(path);
-  std::getline(file, first);
+  file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   for (std::string text; std::getline(file, text);) {
     const Json j = Json::parse(text, nullptr, false);
     try {
@@ -73,7 +73,8 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
 Log::Log(program::Outputs& outputs, const program::Options& options, const Start& start, Index after)
     : path_(outputs.directory() + "/log.jsonl") {
   std::string text;
-  const std::vector<Line> lines = after > 0 ? read_lines(path_, after, text) : std::vector<Line>();
+  if (after > 0) std::getline(std::ifstream(path_), text);
+  const std::vector<Line> lines = after > 0 ? read_lines(path_, after) : std::vector<Line>();
   if (!lines.empty()) last_ = lines.back();
   if (!Json::accept(text)) text.clear();
   text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, Json::error_handler_t::replace) : text) + '\n';
@@ -84,14 +85,8 @@ Log::Log(program::Outputs& outputs, const program::Options& options, const Start
   if (descriptor_ < 0) fail_with(Code::data, path_, ": cannot write: ", std::strerror(errno));
 }
 
-std::vector<Line> Log::lines() const {
-  std::string first;
-  return read_lines(path_, std::numeric_limits<Index>::max(), first);
-}
-
-Log::~Log() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
+std::vector<Line> Log::lines() const { return read_lines(path_, std::numeric_limits<Index>::max()); }
+Log::~Log() { ::close(descriptor_); }
 
 void Log::sync() const {
   if (::fsync(descriptor_) != 0)
