@@ -6,7 +6,8 @@
 #include <cmath>
 #include <iomanip>
 #include <mutex>
-#include <unordered_set>
+#include <ranges>
+#include <unordered_map>
 #include "core/checkpoint.h"
 #include "core/random.h"
 
@@ -28,13 +29,6 @@ struct Named {
   friend std::ostream& operator<<(std::ostream& os, const Named& n) {
     return n.x && n.x.rank() == 0 ? os << "a scalar" : os << n.x.shape();
   }
-};
-/// What a tape around another one cannot play through: a gradient, or what that one recorded alone.
-struct Refused final : Function {
-  const char* why;
-  explicit Refused(const char* reason) : why(reason) {}
-  std::string_view name() const override { return "inner tape"; }
-  std::vector<Tensor> backward(const Tensor&) override { fail("Tape: ", why); }
 };
 }  // namespace
 
@@ -103,29 +97,31 @@ void Tape::watch(const Tensor& x) {
   check_thread();
   check(bool(x), "Tape: watch of an undefined tensor");
   check(is_floating(x.dtype()), "Tape: watch of a tensor of type ", x.dtype(), "; only floats have gradients");
-  if (const Slot slot = slot_of(x); slot != kNone)
-    return check(known_[static_cast<std::size_t>(slot)].watched, "Tape: watch of ", x.shape(),
+  if (const Slot slot = slot_of(x.id()); slot != kNone)
+    return check(known_[slot].outputs == 0, "Tape: watch of ", x.shape(),
                  ", which was computed on this tape; watch what it was computed from, or detach() it");
-  know(x, true);
+  know({x.id(), x.shape(), x.dtype()});
 }
 /// So that nothing fails halfway: without memory the tape is as it was, and may go on.
 static void make_room(auto& list, std::size_t more) {
   if (list.capacity() - list.size() < more) list.reserve(std::bit_ceil((list.size() + more) | 15));
 }
-void Tape::know(const Tensor& t, bool watched) {
+void Tape::know(Known known) {
   make_room(slots_, 1);
-  known_.push_back({t.id(), t.shape(), t.dtype(), watched});
-  detail::put(slots_, t.id(), static_cast<Slot>(known_.size() - 1));
+  known_.push_back(std::move(known));
+  detail::put(slots_, known_.back().id, static_cast<Slot>(known_.size() - 1));
 }
 
 std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   std::uint64_t mask = 0;
   asked_.clear();
-  if (!captured_ && known_.empty()) return mask;
-  for (std::size_t i = 0; i < inputs.size(); ++i)
-    if (captured_ && knows(*inputs[i])) detail::put(*captured_, inputs[i]->id(), *inputs[i]);
-    else if (asked_.push_back(slot_of(*inputs[i])), asked_.back() != kNone)
-      mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
+  if (known_.empty()) return mask;
+  for (const Tensor* x : inputs) {
+    asked_.push_back(slot_of(x->id()));
+    if (asked_.back() == kNone) continue;
+    if (captured_) detail::put(*captured_, x->id(), *x);
+    else mask |= std::uint64_t{1} << std::min<std::size_t>(asked_.size() - 1, 63);
+  }
   return mask;
 }
 
@@ -134,11 +130,10 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
   check(!outputs.empty(), fn->name(), ": forward returned no tensor");
   for (const Tensor& y : outputs) {
     check(bool(y), fn->name(), ": forward returned an undefined tensor");
-    check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
+    check(!knows(y), fn->name(), ": forward must return a tensor of its own, not one of its inputs");
     check(std::ranges::count(outputs, y.id(), &Tensor::id) == 1, fn->name(), ": forward returned one tensor twice");
   }
-  make_room(known_, outputs.size()), make_room(slots_, outputs.size());
-  make_room(nodes_, 1), make_room(input_slots_, inputs.size());
+  make_room(known_, outputs.size()), make_room(slots_, outputs.size()), make_room(input_slots_, inputs.size());
   if (options_.profile) {
     NodeReport node;
     node.forward_ms = clock_ms(outputs[0].device()) - start;
@@ -146,12 +141,14 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
     for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
     profile_.push_back(std::move(node));
   }
-  nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()),
-                    static_cast<std::uint32_t>(outputs.size()), static_cast<Slot>(known_.size())});
-  if (!inputs.empty()) input_slots_.insert(input_slots_.end(), asked_.begin(), asked_.end());
-  for (const Tensor& y : outputs) know(y, false);
+  const std::string_view name = fn->name();
+  const auto first_input = static_cast<Slot>(input_slots_.size());
+  input_slots_.insert(input_slots_.end(), asked_.begin(), asked_.end());
+  for (auto left = static_cast<Slot>(outputs.size()); const Tensor& y : outputs)
+    know({y.id(), y.shape(), y.dtype(), left--, first_input, std::move(fn)});  // the first has it
+  ++ops_;
   for (std::size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
-    require_finite(outputs[i], nodes_.back().fn->name(), nodes_.size() - 1, "its result");
+    require_finite(outputs[i], name, ops_ - 1, "its result");
 }
 
 // ---- playing ------------------------------------------------------------------------------------
@@ -167,7 +164,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   check_thread();
   check(!played_, "Tape: backward twice; a tape plays once and then no longer listens, so record on a new one");
   check(bool(y) && bool(dy), "Tape: backward of an undefined tensor, or from an undefined gradient");
-  check(slot_of(y) != kNone, "Tape: ", Named{y},
+  check(knows(y), "Tape: ", Named{y},
         " does not depend on a watched tensor; watch() before computing it, and compute it with ops (not under Pause, "
         "not from copied-out numbers)");
   check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(),
@@ -176,22 +173,26 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   played_ = true;
   const Pause pause;
   const detail::Range pass("backward");
-  detail::List<Tensor> grad(known_.size()), given;  // by slot; of what was watched
-  grad[static_cast<std::size_t>(slot_of(y))] = dy;
+  detail::List<Tensor> grad(known_.size());  // by slot
+  grad[slot_of(y.id())] = dy;
 
-  for (std::size_t n = nodes_.size(); n-- > 0;) {
-    Function& fn = *nodes_[n].fn;
-    const std::span its = std::span(grad).subspan(static_cast<std::size_t>(nodes_[n].output), nodes_[n].outputs);
+  for (std::size_t slot = known_.size(), n = ops_; slot-- > 0;) {
+    const std::unique_ptr<Function> op = std::move(known_[slot].fn);  // what it saved is free behind it
+    if (grad[slot] && known_[slot].refused) fail("Tape: ", known_[slot].refused);
+    if (!op) continue;
+    --n;
+    Function& fn = *op;
+    const std::span its = std::span(grad).subspan(slot, known_[slot].outputs);
     if (const auto g = std::ranges::find_if(its, &Tensor::operator bool); g != its.end()) {
       const detail::Range range(fn.name());
       const double start = clock_ms();
       std::vector<Tensor> dx = fn.backward_all(its);
-      const std::span inputs = std::span(input_slots_).subspan(nodes_[n].first_input);
+      const std::span inputs = std::span(input_slots_).subspan(known_[slot].first_input);
       if (dx.size() != inputs.size())
         fail(fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
       for (std::size_t i = 0; i < inputs.size(); ++i) {
-        if (inputs[i] == kNone) continue;
-        const auto in = static_cast<std::size_t>(inputs[i]);
+        const Slot in = inputs[i];
+        if (in == kNone) continue;
         const Known& known = known_[in];
         if (!dx[i] || dx[i].shape() != known.shape || dx[i].dtype() != known.dtype)
           fail(fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient", " for input ", i,
@@ -206,41 +207,35 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
       }
       std::ranges::fill(its, Tensor());
     }
-    nodes_[n].fn.reset();  // what it saved is free from here on
-    input_slots_.resize(nodes_[n].first_input);
+    input_slots_.resize(known_[slot].first_input);
   }
   Gradients result;
   for (std::size_t slot = 0; const Known& known : known_)
-    if (Tensor& g = grad[slot++]; g && known.watched)
-      detail::put(result.by_id_, known.id, g), given.push_back(std::move(g));
+    if (Tensor& g = grad[slot++]; g && known.outputs == 0) detail::put(result.by_id_, known.id, g);
+  if (!knows(dy)) know({dy.id(), dy.shape(), dy.dtype()});  // depends on it as on what was watched
   refuse_around(
       "this asks for a second derivative, the gradient of a gradient, which no tape computes; detach() the "
       "gradient if it is to count as a constant",
-      given, [&](const Tape& around) {
-        const auto known = [&](const Known& k) { return detail::value_of(around.slots_, k.id) != nullptr; };
-        return around.knows(dy) || std::ranges::any_of(known_, known);
-      });
+      std::views::transform(known_, &Known::id), std::views::values(result.by_id_));
   return result;
 }
 
-/// Has the tapes around this one on which `results` depend refuse to play through them.
-template <class Depends>
-void Tape::refuse_around(const char* why, std::span<const Tensor> results, const Depends& depends) const {
-  const Tape* inner = this;
-  while (inner->captured_) inner = inner->outer_;  // a checkpoint is a node of that one
-  for (const Listener* l = inner->listener_->outer.get(); l; l = l->outer.get())
-    if (Tape* const around = l->tape; around && !around->played_ && !around->captured_ && depends(*around))
-      for (const Tensor& y : results)
-        if (!around->knows(y)) around->record(std::make_unique<Refused>(why), {}, {&y, 1}, around->clock_ms());
+/// Tapes around this one that know any of `ids` refuse to play through `results`.
+void Tape::refuse_around(const char* why, const auto& ids, const auto& results) const {
+  for (const Listener* l = listener_->outer.get(); l; l = l->outer.get()) {
+    Tape* const around = l->tape;
+    if (!around || around->played_) continue;
+    if (std::ranges::all_of(ids, [&](TensorId id) { return around->slot_of(id) == kNone; })) continue;
+    for (const Tensor& y : results)
+      if (!around->knows(y)) around->know({y.id(), y.shape(), y.dtype(), 1, 0, nullptr, why});
+  }
 }
 void Tape::tell_around(std::span<const Tensor* const> inputs, std::span<const Tensor> outputs) const {
   if (!listener_->outer) return;
   refuse_around(
       "a tape within this one alone recorded an op that the loss depends on; run the op outside of that tape, "
       "or detach() its result if it is to count as a constant",
-      outputs, [&](const Tape& around) {
-        return std::ranges::any_of(inputs, [&](const Tensor* x) { return around.knows(*x); });
-      });
+      std::views::transform(inputs, &Tensor::id), outputs);
 }
 
 // ---- a part that runs twice ---------------------------------------------------------------------
@@ -251,21 +246,19 @@ struct Recomputed final : Function {
   Generator::Recording::States randomness;
 
   std::string_view name() const override { return "checkpoint"; }
-  /// fn(inputs) with the random numbers of the first time; afterwards generators stand as before.
-  Tensor replayed() const {
-    struct Rewound {
-      Generator::Recording::States now;
-      ~Rewound() {
-        for (auto& [generator, key] : now) generator.set_state(key);
-      }
-    } const rewound{Generator::Recording::swap(randomness)};
-    return fn(inputs);
-  }
   std::vector<Tensor> backward(const Tensor& dy) override {
     for (std::size_t i = 0; i < inputs.size() + dependencies.size(); ++i) (void)saved(i);  // checks the versions
     Tape tape;
     for (const Tensor& t : dependencies) tape.watch(t);
-    const Tensor y = replayed();
+    const Tensor y = [&] {  // with the random numbers of the first time; afterwards generators stand as before
+      struct Rewound {
+        Generator::Recording::States now;
+        ~Rewound() {
+          for (auto& [generator, key] : now) generator.set_state(key);
+        }
+      } const rewound{Generator::Recording::swap(randomness)};
+      return fn(inputs);
+    }();
     const Gradients g = tape.backward(y, dy);
     std::vector<Tensor> dx;
     for (const Tensor& t : dependencies) dx.push_back(g.has(t) ? g[t] : zeros_like(t));
@@ -280,9 +273,11 @@ struct Recomputed final : Function {
     Tensor y;
     const double start = tape->clock_ms();
     {
-      Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
-      looking_on.captured_ = &captured;
-      looking_on.outer_ = tape;
+      struct LookingOn {
+        Tape& tape;
+        detail::ById<Tensor>* before;
+        ~LookingOn() { tape.captured_ = before; }
+      } const until{*tape, std::exchange(tape->captured_, &captured)};
       const Generator::Recording recording;
       y = fn(inputs);
       node.randomness = recording.states();
@@ -338,21 +333,19 @@ std::size_t Tape::saved_bytes() const {
 std::vector<NodeReport> Tape::report() const {
   if (played_) return profile_;
   std::vector<NodeReport> out = profile_;
-  out.resize(nodes_.size());
-  std::unordered_set<const std::byte*> seen;  // nodes keep the same tensors again and again: count each block once
-  for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    const Function& fn = *nodes_[n].fn;
-    const Known& known = known_[static_cast<std::size_t>(nodes_[n].output)];
-    out[n].name = fn.name();
-    out[n].output = known.shape;
-    out[n].dtype = known.dtype;
-    std::unordered_set<const std::byte*> mine;
-    for (const auto& s : fn.saved_) {
+  out.resize(ops_);
+  std::unordered_map<const std::byte*, const NodeReport*> keeper;  // of each block the last op that keeps it
+  for (auto node = out.begin(); const Known& known : known_) {
+    if (!known.fn) continue;
+    node->name = known.fn->name(), node->output = known.shape, node->dtype = known.dtype;
+    for (const auto& s : known.fn->saved_) {
       const Storage& storage = s.tensor.storage();
-      if (!storage || !mine.insert(storage.data()).second) continue;
-      out[n].saved_bytes += storage.bytes();
-      if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();
+      if (!storage) continue;
+      const auto [at, is_new] = keeper.try_emplace(storage.data(), nullptr);  // ops keep the same tensors: once each
+      if (is_new) node->unique_bytes += storage.bytes();
+      if (std::exchange(at->second, &*node) != &*node) node->saved_bytes += storage.bytes();
     }
+    ++node;
   }
   return out;
 }

@@ -136,13 +136,13 @@ class Tape {
   /// Differentiate with respect to x. Ops that depend on no watched tensor are not kept.
   void watch(const Tensor& x);
   /// Whether x is watched or was computed, on this tape, from something that is.
-  bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slot_of(x) != kNone; }
+  bool knows(const Tensor& x) const { return slot_of(x.id()) != kNone; }
   /// Gradients of a scalar, or of y against the cotangent dy. Frees what nodes saved as it goes. A
   /// tape around this one that knows what they depend on refuses to play through them.
   Gradients backward(const Tensor& loss);
   Gradients backward(const Tensor& y, const Tensor& dy);
 
-  std::size_t size() const { return nodes_.size(); }
+  std::size_t size() const { return ops_; }
   /// Bytes kept for backward: each storage once, however many nodes or views keep it.
   std::size_t saved_bytes() const;
   /// What is recorded, node by node; a profiling tape still knows it after backward.
@@ -165,42 +165,36 @@ class Tape {
  private:
   template <class Fn, class... In> friend auto apply(Fn, const In&...);
   friend struct Recomputed;
-  using Slot = std::int32_t;
-  static constexpr Slot kNone = -1;
-  struct Node {
-    std::unique_ptr<Function> fn;
-    std::uint32_t first_input, outputs;
-    Slot output;  // the first one's; the others' follow
+  using Slot = std::uint32_t;
+  static constexpr Slot kNone = ~Slot{0};
+  struct Known {  // a tensor, and the op that gave it
+    TensorId id;
+    Shape shape;
+    DType dtype;
+    Slot outputs = 0, first_input = 0;  // of the op: results from this one on, its place in input_slots_; 0: watched
+    std::unique_ptr<Function> fn{};     // null but at the first of them
+    const char* refused = nullptr;      // why nobody plays through it
   };
 
-  Slot slot_of(const Tensor& t) const {
-    const Slot* const slot = detail::value_of(slots_, t.id());
+  Slot slot_of(TensorId id) const {
+    const Slot* const slot = detail::value_of(slots_, id);
     return slot ? *slot : kNone;
   }
-  void know(const Tensor& t, bool watched);  // under the next slot
+  void know(Known known);  // under the next slot
   std::uint64_t wanted(std::span<const Tensor* const> inputs);
   void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, std::span<const Tensor> outputs,
               double start);  // when its forward() began, by clock_ms()
   void tell_around(std::span<const Tensor* const> inputs, std::span<const Tensor> outputs) const;
-  template <class Depends>
-  void refuse_around(const char* why, std::span<const Tensor> results, const Depends& depends) const;
+  void refuse_around(const char* why, const auto& ids, const auto& results) const;
   void check_thread() const;
   double clock_ms(Device device = {}) const;  // 0 unless profiling: a clock costs as much as a small op
 
-  detail::List<Node> nodes_;
-  detail::List<Slot> input_slots_, asked_;  // of all nodes, one after the other; of what wanted() was asked last
+  detail::List<Known> known_;               // by slot
+  detail::List<Slot> input_slots_, asked_;  // of all ops, one after the other; of what wanted() was asked last
   detail::ById<Slot> slots_;
-  struct Known {
-    TensorId id;
-    Shape shape;
-    DType dtype;
-    bool watched;  // else a node gave it
-  };
-  detail::List<Known> known_;  // by slot
+  std::size_t ops_ = 0;
   std::vector<NodeReport> profile_;
-  // Set while a checkpoint looks at what its function reads of the tape around it.
-  detail::ById<Tensor>* captured_ = nullptr;
-  const Tape* outer_ = nullptr;
+  detail::ById<Tensor>* captured_ = nullptr;  // where a checkpoint notes what its function reads, instead of ops
   std::shared_ptr<Listener> listener_;
   std::thread::id thread_ = std::this_thread::get_id();
   Options options_;

@@ -24,23 +24,30 @@ static TensorId next_id() {
 constexpr Index kPiece = 1 << 16;
 template <class T> constexpr bool kIsHalf = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
+static void check_holds(const Storage& storage, DType dtype, const Shape& shape, Index offset, Index end) {
+  check(bool(storage), "Tensor: undefined storage");
+  check((reinterpret_cast<std::uintptr_t>(storage.data()) & (size_of(dtype) - 1)) == 0,
+        "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
+  const auto elements = static_cast<Index>(storage.bytes() >> std::countr_zero(size_of(dtype)));
+  check(offset >= 0 && end <= elements, "Tensor: ", dtype, shape, " from element ", offset,
+        " on reaches beyond its storage of ", elements, " elements");
+}
+
+// Dense: no axis has to be asked where it ends.
 Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
-    : Tensor(std::move(storage), shape, contiguous_strides(shape), 0, dtype) {}
+    : storage_(std::move(storage)), shape_(shape), strides_(contiguous_strides(shape)), id_(next_id()), dtype_(dtype) {
+  check_holds(storage_, dtype, shape, 0, shape.numel());
+}
 
 Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype)
     : storage_(std::move(storage)), shape_(shape), strides_(strides), offset_(offset), id_(next_id()), dtype_(dtype) {
-  check(bool(storage_), "Tensor: undefined storage");
-  check((reinterpret_cast<std::uintptr_t>(storage_.data()) & (size_of(dtype) - 1)) == 0,
-        "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
   Index last = offset;
   for (std::size_t i = 0; i < static_cast<std::size_t>(rank()); ++i) {
     check(strides_[i] >= 0, "Tensor: stride ", strides_[i], " of axis ", i, " is negative");
     const Index n = shape_.begin()[i];
     if (n > 0) last = checked_add(last, checked_mul(n - 1, strides_[i], "Tensor"), "Tensor");
   }
-  const auto elements = static_cast<Index>(storage_.bytes() >> std::countr_zero(size_of(dtype)));
-  check(offset >= 0 && (numel() == 0 ? offset <= elements : last < elements), "Tensor: ", dtype, shape,
-        " from element ", offset, " on reaches beyond its storage of ", elements, " elements");
+  check_holds(storage_, dtype, shape, offset, shape.numel() == 0 ? offset : checked_add(last, 1, "Tensor"));
 }
 
 bool Tensor::is_contiguous() const {

@@ -50,17 +50,6 @@ Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType
   return {normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2), normal(s.heads, 3)};
 }
 
-double median_ms(std::int64_t repeat, const std::function<void()>& f) {
-  std::vector<double> ms;
-  for (std::int64_t i = 0; i < repeat; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    f();
-    ms.push_back(1e3 * program::seconds_since(start));
-  }
-  std::ranges::sort(ms);
-  return ms[ms.size() / 2];
-}
-
 std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
   return comm.gather(from_values(std::vector<std::int64_t>{static_cast<std::int64_t>(value)}, {1}))
       .to_vector<std::int64_t>();
@@ -89,6 +78,9 @@ struct Comparison {
     agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
   }
 
+  template <class F> double median_ms(F&& f) const {
+    return 1e3 * program::seconds_of(s.repeat, device, f)[static_cast<std::size_t>(s.repeat / 2)];
+  }
   program::Named on_all(const Inputs& in) const {
     return program::with_gradients(in, options.terms,
                                    [&] { return ring_attention(in[0], in[1], in[2], shard, comm, options); });
@@ -101,10 +93,9 @@ struct Comparison {
     const auto alone = [&] {
       one =
           program::with_gradients(all, options.terms, [&] { return attention(all[0], all[1], all[2], plan, options); });
-      synchronize(device);
     };
     alone();
-    const double one_ms = median_ms(s.repeat, alone);
+    const double one_ms = median_ms(alone);
     static const std::map<DType, double> kRounding{
         {DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};
     bool right = true;
@@ -137,7 +128,7 @@ struct Comparison {
     program::Named part = on_all(mine);
     const std::size_t sent = comm.traffic().bytes_sent - before;
     const std::size_t peak = device.is_cpu() ? thread_memory_stats().peak : memory_stats(device).peak - held;
-    const double ms = median_ms(s.repeat, [&] {
+    const double ms = median_ms([&] {
       part = on_all(mine);
       synchronize(device);
       comm.barrier();

@@ -20,7 +20,7 @@ Json measure_machine(const Problem& p) {
   constexpr Index kCopied = Index{1} << 25;  // elements of 4 bytes: 128 MiB read, 128 MiB written
   hilt::Tensor to = hilt::zeros({kCopied}, hilt::DType::f32, device);
   const hilt::Tensor from = hilt::zeros({kCopied}, hilt::DType::f32, device);
-  const double seconds = program::best_seconds(6, device, [&] { hilt::copy(to, from); });
+  const double seconds = program::seconds_of(6, device, [&] { hilt::copy(to, from); })[0];
   const double gflops = program::product_gflops(device, p.dtype, device.is_cpu() ? 1024 : 8192);
   return {{"version", i.version},
           {"build_type", i.build_type},

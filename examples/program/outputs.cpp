@@ -14,6 +14,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kUnfinished = ".hilt.tmp.";  // stands in the names of files that are not whole
 
+static std::string unfinished(const std::string& directory, const std::string& name) {
+  return directory + "/." + name + kUnfinished + std::to_string(getpid());
+}
+
 [[noreturn]] static void fail_file(const std::string& path, const std::string& why) {
   hilt::fail_with(hilt::Code::data, path, ": ", why, "; name a directory you may write to with --out");
 }
@@ -43,7 +47,7 @@ Outputs::Outputs(const std::string& directory) : directory_(directory) {
       const std::string found = entry.path().filename().string();
       if (found.starts_with('.') && found.find(kUnfinished) != found.npos) fs::remove(entry.path(), looked);
     }
-    const std::string probe = unfinished("probe");
+    const std::string probe = unfinished(directory_, "probe");
     if (!std::ofstream(probe)) fail_file(directory_, std::strerror(errno));
     fs::remove(probe, looked);
   } catch (...) {
@@ -74,15 +78,11 @@ Outputs::~Outputs() {
   unmake();  // directories made for nothing go again
 }
 
-std::string Outputs::unfinished(const std::string& name) const {
-  return directory_ + "/." + name + kUnfinished + std::to_string(getpid());
-}
-
 std::string Outputs::stage(const std::string& name) {
   const std::string path = directory_ + "/" + name;
   std::error_code none;
   if (fs::is_directory(path, none)) fail_file(path, "a directory of that name is in the way");
-  staged_.emplace_back(unfinished(name), path);
+  staged_.emplace_back(unfinished(directory_, name), path);
   return staged_.back().first;
 }
 

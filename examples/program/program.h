@@ -112,17 +112,18 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Shortest of a few runs: what the device can do when nothing else runs.
-template <class F> double best_seconds(int tries, hilt::Device device, F&& f) {
-  double best = 1e30;
-  for (int i = 0; i < tries; ++i) {
+/// Seconds of a few runs, ascending: the first is what the device can do when nothing else runs.
+template <class F> std::vector<double> seconds_of(std::int64_t runs, hilt::Device device, F&& f) {
+  std::vector<double> all;
+  for (std::int64_t i = 0; i < runs; ++i) {
     hilt::synchronize(device);
     const auto start = std::chrono::steady_clock::now();
     f();
     hilt::synchronize(device);
-    best = std::min(best, seconds_since(start));
+    all.push_back(seconds_since(start));
   }
-  return best;
+  std::ranges::sort(all);
+  return all;
 }
 
 /// GFLOP/s of a square product, the best of ten; a CPU multiplies 16-bit types in f32.
@@ -154,9 +155,7 @@ class Outputs {
   Outputs(Outputs&&) = delete;  // nor copied
 
   const std::string& directory() const { return directory_; }
-  /// Where nobody looks before `name` is whole.
-  std::string unfinished(const std::string& name) const;
-  /// Where to write what will be called `name`.
+  /// Where to write what will be called `name`: nobody looks there before it is whole.
   std::string stage(const std::string& name);
   void write(const std::string& name, const std::string& content);
   void commit();

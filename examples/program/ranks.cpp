@@ -14,13 +14,12 @@ constexpr milliseconds kGrace(6000), kLastWord(2000);
 
 /// What work throws, with the rank in its message, unless a failure between ranks names them.
 int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
-  const std::string who = "rank " + std::to_string(comm.rank()) + ": ";
   try {
     return work(comm);
   } catch (...) {
     const hilt::Error e = error_in_flight();
     if (e.code() == hilt::Code::distributed) throw;
-    throw hilt::Error(e.code(), who + e.what());
+    throw hilt::Error(e.code(), "rank " + std::to_string(comm.rank()) + ": " + e.what());
   }
 }
 

@@ -52,11 +52,11 @@ static Json to_json(const Line& l) {
   return j;
 }
 
-/// The lines of a log up to step `after`; what a killed writer left of a last line is not one.
-static std::vector<Line> read_lines(const std::string& path, Index after, std::string& first) {
+/// Steps of a log, up to `after`: the first line is none, nor what a killed writer left of a last.
+static std::vector<Line> read_lines(const std::string& path, Index after) {
   std::vector<Line> lines;
   std::ifstream file(path);
-  std::getline(file, first);
+  file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   for (std::string text; std::getline(file, text);) {
     const Json j = Json::parse(text, nullptr, false);
     try {
@@ -70,35 +70,23 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
   return lines;
 }
 
-Log::Log(const program::Outputs& outputs, const program::Options& options, const Start& start, Index after)
+Log::Log(program::Outputs& outputs, const program::Options& options, const Start& start, Index after)
     : path_(outputs.directory() + "/log.jsonl") {
   std::string text;
-  std::vector<Line> lines;
-  if (after > 0) lines = read_lines(path_, after, text);
+  if (after > 0) std::getline(std::ifstream(path_), text);
+  const std::vector<Line> lines = after > 0 ? read_lines(path_, after) : std::vector<Line>();
   if (!lines.empty()) last_ = lines.back();
   if (!Json::accept(text)) text.clear();
   text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, Json::error_handler_t::replace) : text) + '\n';
   for (const Line& l : lines) text += to_json(l).dump() + '\n';
-  // A whole new file takes the old one's place, so that a kill now leaves either.
-  const std::string temporary = outputs.unfinished("log.jsonl");
-  const bool is_whole = bool(std::ofstream(temporary) << text << std::flush);
-  descriptor_ = is_whole ? ::open(temporary.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
-  const bool written = descriptor_ >= 0 && ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path_.c_str()) == 0;
-  if (written) return;
-  const int error = errno;
-  ::unlink(temporary.c_str());
-  fail_with(Code::data, path_, ": cannot write: ", std::strerror(error),
-            "; name a directory with room, that you may write to, with --out");
+  outputs.write("log.jsonl", text);  // a whole new file takes the old one's place: a kill now leaves either
+  outputs.commit();
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (descriptor_ < 0) fail_with(Code::data, path_, ": cannot write: ", std::strerror(errno));
 }
 
-std::vector<Line> Log::lines() const {
-  std::string first;
-  return read_lines(path_, std::numeric_limits<Index>::max(), first);
-}
-
-Log::~Log() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
+std::vector<Line> Log::lines() const { return read_lines(path_, std::numeric_limits<Index>::max()); }
+Log::~Log() { ::close(descriptor_); }
 
 void Log::sync() const {
   if (::fsync(descriptor_) != 0)

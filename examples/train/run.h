@@ -137,7 +137,7 @@ Json first_line(const program::Options& options, const Start& start);
 class Log {
  public:
   /// Begins a log, or goes on with the one that is there, keeping its lines up to `after`.
-  Log(const program::Outputs& outputs, const program::Options& options, const Start& start, Index after);
+  Log(program::Outputs& outputs, const program::Options& options, const Start& start, Index after);
   ~Log();
   Log(Log&&) = delete;  // nor copied
   /// Appends a line. Where the disk is full it is lost, which is said once; training goes on.

@@ -11,8 +11,7 @@ static std::size_t whole_characters(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
     if ((byte & 0xC0) == 0x80) continue;  // not the first byte of one
-    const std::size_t needs = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
-    return needs > back ? text.size() - back : text.size();
+    return static_cast<std::size_t>(std::countl_one(byte)) > back ? text.size() - back : text.size();  // has so many
   }
   return text.size();
 }
@@ -176,10 +175,8 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
   std::erase_if(theirs, [&](const auto& entry) { return !asked.contains(entry.first); });
   const std::vector<std::string> different = hilt::differences(theirs, "", asked);
   if (different.empty()) return;
-  std::string all;
-  for (const std::string& line : different) all += (all.empty() ? "--" : "; --") + line;
-  fail(to_resume ? "--resume: " : "--sample-only: ", checkpoint.path(), " was trained otherwise: ", all,
-       "; leave these options out, or name another --out");
+  fail(to_resume ? "--resume: " : "--sample-only: ", checkpoint.path(), " was trained otherwise: --",
+       program::joined(different, "; --"), "; leave these options out, or name another --out");
 }
 
 void check_finite(const hilt::SafetensorsFile& file, const std::string& prefix) {

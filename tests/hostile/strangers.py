@@ -448,7 +448,7 @@ def messages(here):
     (here.root / 'n.ini').write_bytes(b'\xef\xbb\xbflayers = 1\n')
     if 'layers = 1\n' not in here.well('train', '--config', 'n.ini', '--print-config')[0]:
         raise Wrong('a byte order mark hides the first key')
-    here.refused(3, 'log.jsonl: cannot write: File too large', 'train', *TINY, '--steps', '1', '--out', 'o',
+    here.refused(3, 'log.jsonl: File too large', 'train', *TINY, '--steps', '1', '--out', 'o',
                  before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)), stdout=subprocess.DEVNULL)
     for command in (['ring', '--ranks', '2'], ['train', *TINY, '--out', 'o']):
         here.refused(2, '--relative (3x3): table [', *command, '--relative', '3x3')

@@ -152,7 +152,8 @@ class Citizen(unittest.TestCase):
             self.assertEqual(_hilt.address(s), t.data_ptr())
             self.assertEqual(_hilt.address(s[:, 3:]), s[:, 3:].data_ptr())
         call = hilt._native(*hilt._asked()[:3], *seen[:2])
-        taken = _hilt.forward(call, None, True, (*seen, *[None] * 6))[0]
+        arrays = [t.numpy() for t in seen]
+        taken = _hilt.forward(call, None, True, (*arrays, *[None] * 6))[0]
         self.assertEqual(
             torch.utils.dlpack.from_dlpack(taken.capsule()).data_ptr(), taken.__array_interface__["data"][0]
         )

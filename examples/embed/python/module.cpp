@@ -52,31 +52,49 @@ const Names& names() {
   return made;
 }
 
-/// A torch tensor where it lies. A few attributes cost less than a DLPack capsule, and need no
-/// reference: the caller holds it until the call is over.
+/// DLPack's table of a library: it makes a tensor of what it is lent, and looks at one, in C.
+struct Exchange {
+  dlpack::DLPackVersion version;
+  const void *older, *allocate, *lend;
+  int (*take)(dlpack::DLManagedTensorVersioned*, void**);
+  int (*look)(void*, dlpack::DLTensor*);  // or null
+};
+const Exchange* exchange_of(nb::handle x) {  // null before torch 2.10
+  constexpr const char* kName = "dlpack_exchange_api";
+  static std::pair<nb::handle, const Exchange*> last;  // a type that is never freed, and its table
+  if (x.type().is(last.first)) return last.second;
+  const nb::object capsule = nb::getattr(x.type(), "__dlpack_c_exchange_api__", nb::none());
+  const bool is_one = PyCapsule_IsValid(capsule.ptr(), kName);
+  const auto* const table = static_cast<const Exchange*>(is_one ? PyCapsule_GetPointer(capsule.ptr(), kName) : nullptr);
+  last = {x.type().inc_ref(), table && table->version.major == 1 ? table : nullptr};
+  return last.second;
+}
+
+/// A torch tensor where it lies. That table, or a few attributes, cost less than a DLPack capsule,
+/// and need no reference: the caller holds it until the call is over.
 Tensor of_torch(nb::handle x, bool whole) {
-  const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
-  Shape shape;
-  Strides strides{};
-  const auto rank = nb::len(extents);
-  Index last = 0;
-  for (std::size_t i = 0; i < rank; ++i) {
-    shape.push_back(PyLong_AsLongLong(PyTuple_GetItem(extents.ptr(), static_cast<Py_ssize_t>(i))));
-    strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps.ptr(), static_cast<Py_ssize_t>(i)));
-    last += (shape[-1] - 1) * strides[i];
-  }
   const DType dtype = dtype_of_torch(x.attr(names().dtype), whole);
-  Device device;
+  thread_local dlpack::DLManagedTensorVersioned seen{{1, 0}, nullptr, nullptr, 0, {}};  // has nothing to give back
+  dlpack::DLTensor& t = seen.dl_tensor;
+  const Exchange* const table = exchange_of(x);
+  if (table && table->look && table->look(x.ptr(), &t) == 0 && t.data && t.device.device_type <= dlpack::kCudaHost)
+    return from_dlpack(&seen);
+  PyErr_Clear();  // attributes say why
+  auto extents = nb::cast<std::vector<Index>>(x.attr(names().shape)),
+       steps = nb::cast<std::vector<Index>>(x.attr(names().stride)());
+  const auto code = whole ? dlpack::kInt : dtype == DType::bf16 ? dlpack::kBfloat : dlpack::kFloat;
+  const dlpack::DLDataType type{code, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+  t = {nullptr, {dlpack::kCpu, 0}, static_cast<int>(extents.size()), type, extents.data(), steps.data(), 0};
   if (!nb::cast<bool>(x.attr(names().is_cpu))) {
     if (!nb::cast<bool>(x.attr(names().is_cuda)))
       fail("attention: a tensor on ", text_of(x.attr("device")), "; expected cpu or cuda; move it there with .to()");
-    device = {Device::Kind::cuda, nb::cast<int>(x.attr(names().get_device)())};
+    t.device = {dlpack::kCuda, nb::cast<int>(x.attr(names().get_device)())};
   }
-  if (shape.numel() == 0) return empty(shape, dtype, device);
-  void* const data = PyLong_AsVoidPtr(nb::object(x.attr(names().data_ptr)()).ptr());
-  check(data != nullptr, "attention: a tensor ", shape, " without memory (on the meta device, or a tracer's)");
-  return {Storage::borrow(data, static_cast<std::size_t>(last + 1) * size_of(dtype), device, nullptr), shape, strides,
-          0, dtype};
+  const Shape shape{std::span<const Index>(extents)};
+  if (shape.numel() > 0) t.data = PyLong_AsVoidPtr(nb::object(x.attr(names().data_ptr)()).ptr());
+  check(t.data || shape.numel() == 0, "attention: a tensor ", shape,
+        " without memory (on the meta device, or a tracer's)");
+  return from_dlpack(&seen);
 }
 
 template <class Managed> Tensor take(nb::handle capsule, const char* name, const char* used) {
@@ -127,7 +145,16 @@ nb::object capsule_of(const Array& x) {
   return nb::steal(capsule);
 }
 
-nb::object array_or_none(Tensor x) { return x ? nb::cast(Array{std::move(x)}) : nb::none(); }
+/// None, a tensor of the library of `like` where it has a table, or else an Array.
+nb::object given_back(Tensor x, nb::handle like) {
+  const Exchange* const to = exchange_of(like);
+  if (!x || !to) return x ? nb::cast(Array{std::move(x)}) : nb::none();
+  auto lent = to_dlpack(x, dlpack::Access::write);
+  void* made = nullptr;
+  if (to->take(lent.get(), &made) != 0) throw nb::python_error();
+  (void)lent.release();
+  return nb::steal(static_cast<PyObject*>(made));
+}
 
 nb::dict array_interface(Array& x) {
   check(x.tensor.device().is_cpu() && x.tensor.dtype() != DType::bf16, "NumPy has no arrays of ", x.tensor.dtype(),
@@ -258,7 +285,7 @@ nb::tuple forward(const NativeCall& call, std::optional<std::uint64_t> seed, boo
     if (with_lse) r = attention_with_lse(in.q, in.k, in.v, call.plan, in.options);
     else r.o = attention(in.q, in.k, in.v, call.plan, in.options);
   });
-  return nb::make_tuple(array_or_none(std::move(r.o)), array_or_none(std::move(r.lse)));
+  return nb::make_tuple(given_back(std::move(r.o), tensors[0]), given_back(std::move(r.lse), tensors[0]));
 }
 
 /// Gradients of those that are wanted and there. known: forward's o, lse, theirs.
@@ -280,7 +307,7 @@ nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, con
     d = attention_gradients(in.q, in.k, in.v, given, {dy, given_d.lse}, call.plan, in.options, bits);
   });
   nb::list out;
-  for (Tensor& x : d) out.append(array_or_none(std::move(x)));
+  for (Tensor& x : d) out.append(given_back(std::move(x), tensors[0]));
   return out;
 }
 

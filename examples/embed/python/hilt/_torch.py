@@ -29,8 +29,8 @@ if hasattr(torch._C, "_cuda_getCurrentRawStream"):  # work on a GPU is torch's o
 
 
 def _taken(given):
-    """Tensors that own the memory they were given, until torch lets go of them."""
-    return tuple([None if x is None else from_dlpack(x.capsule()) for x in given])
+    """Tensors that own the memory they were given, until torch lets go; from torch 2.10 they are that already."""
+    return tuple([x if x is None or isinstance(x, torch.Tensor) else from_dlpack(x.capsule()) for x in given])
 
 
 def _forward(call, seed, with_lse, tensors):
