@@ -95,7 +95,7 @@ Tensor add_relative(const Call& call, const GroupBatch& g, const Tensor& s, cons
   const auto find = [&](const kernels::Site& q, const kernels::Site& k) {
     return (points ? kernels::entry<Index> : kernels::entry<std::int32_t>)(terms.reach, q, k);
   };
-  const Tensor entries = of_sites(g, terms.table_on_grid, find, terms, terms.points_row > 0 ? s.dim(0) : 1);
+  const Tensor entries = of_sites(g, terms.table_on_grid, find, terms, points && points.dim(0) != 1 ? s.dim(0) : 1);
   const Tensor padded = padded_table(*call.plan, table);
   const Tensor flat = reshape(of_heads(padded ? padded : table, 0, g), {std::ssize(g.heads), -1});
   const Tensor found = gather(flat, 1, reshape(entries, {-1}));
