@@ -63,11 +63,11 @@ void check_relative(const Call& call, const Tensor& x) {
           "; offsets from -r to r are 2 r + 1");
   const PlanSpec& spec = call.plan->spec();
   if (const Tensor& points = call.options.terms.points) {
-    const Shape one{spec.length, x.rank() - 1}, each{call.batch, spec.length, x.rank() - 1};
-    check(points.dtype() == DType::i32 && points.rank() > 1 && points.dim(-1) == one[1] &&
-              (points.numel() == one.numel() || points.numel() == each.numel()),
-          "relative: points are ", points.dtype(), points.shape(), ", the table ", x.shape(), "; expected i32 ", one,
-          " or ", each);
+    const Index rows = spec.length, axes = x.rank() - 1, n = points.numel();
+    check(points.dtype() == DType::i32 && points.rank() > 1 && points.dim(-1) == axes &&
+              (points.rank() == 2 || points.dim(-2) == rows) && (n == rows * axes || n == call.batch * rows * axes),
+          "relative: points are ", points.dtype(), points.shape(), ", the table ", x.shape(), "; expected i32 ",
+          Shape{rows, axes}, " or ", Shape{call.batch, rows, axes});
     return check(prefix_of(spec.pattern) == 0, "relative: points do not go with a prefix, as in ",
                  to_string(spec.pattern));
   }

@@ -631,6 +631,8 @@ TEST(TermsOfACall, PointsAreRefused) {
             "usage: relative: points are i32[6, 2], the table [1, 3]; expected i32 [6, 1] or [2, 6, 1]");
   EXPECT_EQ(error({6, 2}, {1, 3, 3}, DType::i64),
             "usage: relative: points are i64[6, 2], the table [1, 3, 3]; expected i32 [6, 2] or [2, 6, 2]");
+  EXPECT_EQ(error({3, 2, 2}, {1, 3, 3}),
+            "usage: relative: points are i32[3, 2, 2], the table [1, 3, 3]; expected i32 [6, 2] or [2, 6, 2]");
   spec.pattern = parse_pattern("dense,prefix=2");
   EXPECT_EQ(error({6, 2}, {1, 3, 3}), "usage: relative: points do not go with a prefix, as in dense,prefix=2");
 }
