@@ -2,7 +2,7 @@
 """Attention of Point Transformer V3 and LitePT, at the shapes of their stages, by Hilt and by what they call;
 PYTHONPATH has hilt.
 
-    points.py [--quick] [--repeats N] [--type bf16] [--type f16] [PTv3] [PTv3-table] [LitePT]
+    points.py [--quick] [--repeats N] [--limit SECONDS] [--type bf16] [--type f16] [PTv3] [PTv3-table] [LitePT]
 
 Three rooms as a scanner sees them, cells of 2 cm on surfaces, each cut to 102,400 points, as on each GPU of the
 published training; a stage pools 2 x 2 x 2 cells. A block gathers qkv [N, 3 C] along a curve, attends in patches of
@@ -20,13 +20,13 @@ against f32; an error above 2 % ends with exit code 1. The orders of hilt and of
 import functools
 import sys
 
+import beside  # before torch
 import hilt
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-import beside
 from beside import DEVICE, TYPES, Run, compared, floors, off, timed
 
 flex = torch.compile(flex_attention, dynamic=False) if DEVICE == "cuda" else flex_attention
@@ -353,7 +353,7 @@ def main():
                 line = {"figure": "points", "model": model, "stage": at, "points": rows, "clouds": stages[at].lengths,
                         "heads": heads, "dim": channels // heads, "patch": block.patch, "blocks": blocks, "dtype": word,
                         "order_ms": round(sorts[at][0], 4), "hilt_order_ms": round(sorts[at][1], 4)}
-                right &= compared(line, dict(libraries(block, table)), block.judge, floor, told.repeats)[0]
+                right &= compared(line, dict(libraries(block, table)), block.judge, floor, told)[0]
     sys.exit(not right)
 
 
