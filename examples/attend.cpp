@@ -12,6 +12,7 @@
 #include <hilt/hilt.h>
 #include <filesystem>
 #include <iostream>
+#include <numeric>
 #include <optional>
 #include "program/program.h"
 
@@ -199,17 +200,14 @@ Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& docume
   std::vector<Tensor> rows;
   for (Index row = 0; row < std::max<Index>(all.dim(0), std::ssize(documents)); ++row) {
     std::vector<Index> lengths;
-    Index left = documents.empty() ? 0 : length;  // behind the documents, where any point will do
     if (!documents.empty())
-      for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)]) {
-        check(d.length <= left, "--documents (", program::brief(s.documents), "): those of row ", row,
-              " hold more tokens than a row has, ", length);
-        lengths.push_back(d.length), left -= d.length;
-      }
-    const Index of = all.dim(0) == 1 ? 0 : row, end = length - left;
+      for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)])
+        lengths.push_back(d.length);
+    check(std::reduce(lengths.begin(), lengths.end()) <= length, "--documents (", program::brief(s.documents),
+          "): those of row ", row, " hold more tokens than a row has, ", length);
+    const Index of = all.dim(0) == 1 ? 0 : row;
     try {
-      const Tensor order = ordered(slice(squeeze(slice(all, 0, of, of + 1), 0), 0, 0, end), lengths);
-      rows.push_back(cat({order, slice(arange(length), 0, end, length)}, 0));
+      rows.push_back(ordered(squeeze(slice(all, 0, of, of + 1), 0), lengths));
     } catch (const Error& e) { fail_with(Code::data, e.what()); }
   }
   return rows.size() == 1 ? rows[0] : stack(rows);

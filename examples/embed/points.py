@@ -3,8 +3,8 @@ one curve parts are neighbours on the next. Each batch has its own orders, and a
 
 A cloud holds six shapes of four kinds. A point knows where it lies and a hint of its shape's kind, right 2 times in 5;
 the hints around it say the rest. Ways, of which tests/bench/results/points.jsonl has five seeds each:
-all, a curve a layer; row, points as they come, at random; groups, each layer with all curves, one a head; table, all
-with a table of how far the cells of two points lie apart; turn, all where q and k turn by x, y and z.
+all, a curve a layer; row, points at random; groups, each layer with all curves, one a head; tail, all where a cloud's
+last segment borrows; table, all with a table of how far the cells of two points lie apart; turn, all turned by x, y, z.
 
     python points.py [WAY] [SEED] [STEPS] [SEGMENT]
 """
@@ -78,8 +78,8 @@ class Model(nn.Module):
 def main(way="all", seed=1, steps=400, segment=32):
     torch.manual_seed(int(seed))
     g, steps, right, ms = torch.Generator().manual_seed(int(seed)), int(steps), 0.0, 0.0
-    heads = 1 if way == "groups" else HEADS
-    plan = hilt.plan(LENGTH, heads=heads, order="given", pattern=f"segment:{segment}", documents=CLOUDS)
+    heads, tail = 1 if way == "groups" else HEADS, ",tail=borrow" * (way == "tail")
+    plan = hilt.plan(LENGTH, heads=heads, order="given", pattern=f"segment:{segment}{tail}", documents=CLOUDS)
     model, start = Model(), time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.004, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))

@@ -38,9 +38,9 @@ const std::vector<AttentionSetting>& attention_settings() {
       {"pattern", "PATTERN", &S::pattern, none,
        "dense, segment:W[,dilation=R][,offset=O], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
        "neighborhood2d:KYxKX, window3d:TxHxW, slide3d:RTxRYxRX, neighborhood3d:KTxKYxKX, blocks:SIZE@LIST; suffixes "
-       ",shift=S (segments, windows), ,dilation=D ,stride=S (slides, neighborhoods), ,causal=1x0 (all but segments), "
-       "one number or one an axis; A|B is a union, A+B merges; ,prefix=N at the end: the first N tokens, outside the "
-       "grid, meet all. LIST: FILE.npy, local:RADIUS, dilated:R/R/.., "
+       ",shift=S (segments, windows), ,tail=borrow (segments), ,dilation=D ,stride=S (slides, neighborhoods), "
+       ",causal=1x0 (all but segments), one number or one an axis; A|B is a union, A+B merges; ,prefix=N at the end: "
+       "the first N tokens, outside the grid, meet all. LIST: FILE.npy, local:RADIUS, dilated:R/R/.., "
        "global_local:GLOBAL:RADIUS or top:K"},
       {"segment_lengths", "N,N,..", &S::segment_lengths, segments, "Tokens of a segment, for each branch"},
       {"dilation_rates", "N,N,..", &S::dilation_rates, segments, "Dilation, for each branch"},

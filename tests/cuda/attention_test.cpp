@@ -196,6 +196,7 @@ std::vector<Case> of_every_size() {
       add({.pattern = "segment:16", .length = 2000});
       add({.pattern = "segment:200", .batch = 2, .length = 1000});
       add({.pattern = "segment:256", .length = 1000});
+      add({.pattern = "segment:256,tail=borrow", .length = 1000});
       add({.pattern = "segment:300", .length = 1000, .causality = token});
       add({.pattern = "segment:512,dilation=4,offset=1", .length = 1024, .mode = DilationMode::longnet});
       add({.pattern = "segment:1024,dilation=64", .length = 3000, .heads = 4, .kv_heads = 1});
@@ -231,6 +232,7 @@ std::vector<Case> of_parts() {
            .kv_heads = 1,
            .documents = "700,1,60,60,60,300,200"});
       add({.pattern = "segment:64", .batch = 2, .length = 1000, .documents = "300,16x24,300/1,900"});
+      add({.pattern = "segment:64,tail=borrow", .length = 1000, .causality = token, .documents = "300,600"});
       add({.pattern = "neighborhood2d:5x5", .length = 1000, .documents = "16x24,20x30"});
       add({.pattern = "segment:64+segment:256,dilation=2", .order = "row", .length = 1000, .documents = "300,600"});
     }

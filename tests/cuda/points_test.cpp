@@ -74,6 +74,9 @@ TEST_F(PointsOnGpu, RowsWithoutACellAreNone) {
   const Tensor picked = gather(moved(ones({7, 1}), kGpu), 0, got.token_at);
   const std::vector<double> values = picked.to_vector();
   for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(std::isnan(values[i]), i == 3 || i == 6) << i;
+  const PointOrder behind = order_of_points(moved(from_values(x, {7, 2}, DType::f32), kGpu), "morton", 4, {4, 1});
+  EXPECT_EQ(rows(behind.token_at), (Rows{3, 0, 2, -1, 4, 5, 6}));
+  EXPECT_EQ(rows(behind.position_of), (Rows{1, -1, 2, 0, 4, 5, 6}));
   const PointOrder cells = order_of_points(moved(from_values(Rows{3, 4, 1, 0}, {2, 2}), kGpu), "morton", 2);
   EXPECT_EQ(rows(cells.token_at), (Rows{1, -1}));
 }

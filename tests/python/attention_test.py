@@ -33,6 +33,7 @@ FAMILIES = {
     "blocks": {"pattern": "blocks:4@local:1"},
     "union": {"pattern": "slide:1|blocks:4@global_local:1:0"},
     "documents": {"pattern": "segment:4", "documents": [5, (2, 3), ...]},
+    "tail": {"order": "hilbert", "pattern": "segment:6,tail=borrow"},
 }
 
 

@@ -167,6 +167,8 @@ bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, cons
     case Branch::Kind::dense: return true;
     case Branch::Kind::segment: {
       const Index from = t.position + b.axes[0].shift, to = u.position + b.axes[0].shift, s = from / b.size;
+      if (const Index first = s * b.size - b.axes[0].shift, last = first + b.size; b.axes[0].borrows)
+        return u.position >= std::min(first, std::max<Index>(0, length - b.size)) && u.position < last;
       if (to / b.size != s) return false;
       const Index j = from - s * b.size, key = to - s * b.size, r = b.dilation;
       if (mode == DilationMode::residue) return key % r == j % r;

@@ -18,9 +18,9 @@ constexpr std::array<std::string_view, 11> kKinds{"dense",    "segment",        
 constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups", "residue"};
 constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};               // by Causality
 constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};  // by WorkOrder
-constexpr std::array<std::string_view, 3> kOfSegments{"dilation", "offset", "shift"},
-    kOfCenters{"dilation", "stride", "causal"};  // of slides and neighborhoods
-constexpr std::array<std::string_view, 2> kOfWindows{"shift", "causal"};
+constexpr std::array<std::string_view, 4> kOfSegments{"dilation", "offset", "shift", "tail"};
+constexpr std::array<std::string_view, 3> kOfCenters{"dilation", "stride", "causal"};  // of slides and neighborhoods
+constexpr std::array<std::string_view, 2> kOfWindows{"shift", "causal"}, kTails{"short", "borrow"};
 constexpr std::array<std::string_view, 4> kLists{"local", "dilated", "global_local", "top"};  // by Lists, from local on
 constexpr Index kMax = std::numeric_limits<std::int32_t>::max();
 
@@ -138,6 +138,7 @@ Branch parse_branch(std::string_view text, const std::string& where) {
     const std::string_view option = options[read.find(": option", key, options)];
     if (option == "offset" && value == "head") b.offset_by_head = true;
     else if (option == "offset") b.offset = read.extent("offset", value, 0);
+    else if (option == "tail") b.axes[0].borrows = read.find(": tail", value, kTails) == 1;
     else if (option == "dilation" && b.kind == Kind::segment) b.dilation = read.extent("dilation", value, 1);
     else read.axes(option, value, b);
   }
@@ -197,6 +198,7 @@ std::string to_string(const Pattern& pattern) {
     else if (b.offset != 0) out += ",offset=" + std::to_string(b.offset);
     out += axes_text(b, "dilation", &Branch::Axis::dilation) + axes_text(b, "stride", &Branch::Axis::stride) +
            axes_text(b, "shift", &Branch::Axis::shift) + axes_text(b, "causal", &Branch::Axis::causal);
+    if (b.axes[0].borrows) out += ",tail=borrow";
     if (b.prefix != 0) out += ",prefix=" + std::to_string(b.prefix);
   }
   return out;

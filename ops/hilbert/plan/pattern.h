@@ -38,6 +38,7 @@ struct Branch {
     Index dilation = 1, stride = 1;  // of slides and neighborhoods
     Index shift = 0;                 // of windows and segments: the first is so much shorter
     bool causal = false;             // no key beyond the query; the center is then the last that shares it
+    bool borrows = false;            // of segments: the last has the last `size` as keys
     friend auto operator<=>(const Axis&, const Axis&) = default;
   };
   /// Where the list of blocks comes from.
@@ -68,12 +69,13 @@ struct Branch {
   /// The set is of the grid: the order arranges work and memory, and changes no result.
   bool is_order_only() const { return kind == Kind::dense || on_grid(); }
   bool slides() const { return kind == Kind::slide || kind == Kind::slide2d || kind == Kind::slide3d; }  // by a radius
-  bool is_window() const { return kind == Kind::window2d || kind == Kind::window3d; }  // of a grid cut into such
+  /// An axis is cut into runs.
+  bool is_window() const { return kind == Kind::window2d || kind == Kind::window3d || axes[0].borrows; }
   /// It compares coordinates on the grid.
   bool on_grid() const { return dimensions() > 1; }
   /// How many axes a query and its keys are compared on.
   std::size_t dimensions() const {
-    if (kind == Kind::slide || kind == Kind::neighborhood) return 1;
+    if (kind == Kind::slide || kind == Kind::neighborhood || axes[0].borrows) return 1;
     return kind < Kind::window2d || kind == Kind::blocks ? 0 : kind < Kind::window3d ? 2 : 3;
   }
   /// Radius, number of keys or side on an axis.
@@ -111,10 +113,10 @@ enum class WorkOrder : unsigned char {
   automatic,  // whichever of these gathers the fewest key blocks; `auto` in text
 };
 
-/// Reads `dense`, `segment:W[,dilation=R][,offset=O|head][,shift=S]`, `slide:R`, `neighborhood:K`,
-/// `window2d:HxW`, `slide2d:RYxRX`, `neighborhood2d:KYxKX`, `window3d:TxHxW`, `slide3d:RTxRYxRX`,
-/// `neighborhood3d:KTxKYxKX`, `blocks:SIZE@LIST`, merged by `+`, united by `|`. Slides and
-/// neighborhoods take `,dilation=D`, `,stride=S` and `,causal=1`, windows `,shift=S` and
+/// Reads `dense`, `segment:W[,dilation=R][,offset=O|head][,shift=S][,tail=borrow]`, `slide:R`,
+/// `neighborhood:K`, `window2d:HxW`, `slide2d:RYxRX`, `neighborhood2d:KYxKX`, `window3d:TxHxW`,
+/// `slide3d:RTxRYxRX`, `neighborhood3d:KTxKYxKX`, `blocks:SIZE@LIST`, merged by `+`, united by `|`.
+/// Slides and neighborhoods take `,dilation=D`, `,stride=S` and `,causal=1`, windows `,shift=S` and
 /// `,causal=1`: a number for all axes or for each, `causal=1x0x0`. LIST: `FILE.npy` ([n, 2] pairs),
 /// `local:RADIUS`, `dilated:R/R/..`, `global_local:GLOBAL:RADIUS` or `top:K`. `,prefix=N` ends a
 /// pattern, and is of all of it.

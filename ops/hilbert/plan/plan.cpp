@@ -39,26 +39,22 @@ bool branch_attends(const Ground& g, std::size_t branch, Index head, Index t, In
   if (g.spec.causality == Causality::token && u > t) return false;
   if (g.spec.causality == Causality::curve && g.along_order(u) > g.along_order(t)) return false;
   const Index p = g.position(t), q = g.position(u);
-  switch (b.kind) {
-    case Kind::dense: return true;
-    case Kind::segment: {
-      const Index a = p + b.axes[0].shift, c = q + b.axes[0].shift;
-      if (a / b.size != c / b.size) return false;
-      const Index from = a % b.size % b.dilation, to = c % b.size % b.dilation;
-      if (g.spec.dilation_mode == DilationMode::residue) return from == to;
-      const Index offset = offset_of(g.spec, branch, head);
-      return to == offset && (!only_active_ask(g.spec.dilation_mode) || from == offset);
-    }
-    case Kind::blocks:
-      return std::ranges::binary_search(b.pairs_of(head, g.spec.heads),
-                                        std::pair(narrow(p / b.size), narrow(q / b.size)));
-    default:
-      for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
-        const AxisRule rule(b, axis, g.cells(b, axis));
-        if (!rule.keys_of(g.cell(b, axis, t)).has(rule.number(g.cell(b, axis, u)))) return false;
-      }
-      return true;
+  if (b.kind == Kind::segment && !b.axes[0].borrows) {
+    const Index a = p + b.axes[0].shift, c = q + b.axes[0].shift;
+    if (a / b.size != c / b.size) return false;
+    const Index from = a % b.size % b.dilation, to = c % b.size % b.dilation;
+    if (g.spec.dilation_mode == DilationMode::residue) return from == to;
+    const Index offset = offset_of(g.spec, branch, head);
+    return to == offset && (!only_active_ask(g.spec.dilation_mode) || from == offset);
   }
+  if (b.kind == Kind::blocks)
+    return std::ranges::binary_search(b.pairs_of(head, g.spec.heads),
+                                      std::pair(narrow(p / b.size), narrow(q / b.size)));
+  for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
+    const AxisRule rule(b, axis, g.cells(b, axis));
+    if (!rule.keys_of(g.cell(b, axis, t)).has(rule.number(g.cell(b, axis, u)))) return false;
+  }
+  return true;
 }
 
 /// How a message about a branch begins: its text is made when there is one.
@@ -74,8 +70,7 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
   check(b.lists == Lists::given || b.numbers.size() == (b.lists == Lists::global_local ? 2U : 1U) ||
             (b.lists == Lists::dilated && !b.numbers.empty()),
         "plan: blocks of ", b.size, ": the rule has ", b.numbers.size(),
-        " numbers; local, dilated and top take one, "
-        "dilated more, global_local two");
+        " numbers; local, dilated and top take one, dilated more, global_local two");
   check(b.lists != Lists::top || spec.causality == Causality::none, Said{b},
         " chooses the keys of a block of queries by all of them, later ones too, so causal ", name_of(spec.causality),
         " would leak; use causal none, or local, dilated or global_local");
@@ -98,16 +93,17 @@ void check_axis(const Branch& b, std::size_t i) {
   const bool shifts = b.is_window() || b.kind == Kind::segment, slides = b.slides();
   const bool is_there = i < b.dimensions(), centers = is_there && !b.is_window();
   const Said where{b};
-  if (is_there) {
-    check(b.extent(i) >= !slides, where, slides ? ": radius must not be negative" : ": sides must be at least 1");
-    check(!centers || slides || axis.causal || b.extent(i) % 2 == 1, where,
-          ": the number of keys must be odd, so that the query is in the middle; any number where causal=1");
-  }
+  check(!is_there || b.extent(i) >= !slides, where,
+        slides ? ": radius must not be negative" : ": sides must be at least 1");
+  check(!centers || slides || axis.causal || b.extent(i) % 2 == 1, where,
+        ": the number of keys must be odd, so that the query is in the middle; any number where causal=1");
   check(axis.dilation >= 1 && axis.stride >= 1, where, ": dilation ", axis.dilation, " and stride ", axis.stride,
         " must be at least 1");
   check(centers || (axis.dilation == 1 && axis.stride == 1), where,
         ": axes of slides and neighborhoods alone take dilation and stride");
   check(is_there || !axis.causal, where, ": axes of slides, neighborhoods and windows alone are causal");
+  check(!axis.borrows || (i == 0 && b.kind == Kind::segment && b.dilation == 1 && !axis.causal), where,
+        ": segments alone borrow, neither dilated nor causal");
   const Index side = is_there ? b.extent(i) : b.size;
   check(axis.shift == 0 || (shifts && (is_there || i == 0)), where, ": windows and segments alone shift");
   check(axis.shift >= 0 && (axis.shift == 0 || axis.shift < side), where, ": shift ", axis.shift,
@@ -191,10 +187,9 @@ void check_given(const PlanSpec& spec) {
   check(prefix_of(spec.pattern) == 0, "plan: ", to_string(spec.pattern), ": order=given is of all tokens of a row, so ",
         "no prefix goes with it; place these tokens by the order");
   for (const Branch& b : spec.pattern) {
-    check(!b.on_grid(), "plan: ", to_string({b}),
-          " looks at a grid, and order=given has none; name an order of the grid");
-    check(b.lists != Branch::Lists::top, "plan: ", to_string({b}), " chooses by what lies at each position, which ",
-          "order=given tells no sooner than the call; use another rule");
+    check(!b.on_grid(), Said{b}, " looks at a grid, and order=given has none; name an order of the grid");
+    check(b.lists != Branch::Lists::top, Said{b},
+          " chooses by what lies at each position, which order=given tells no sooner than the call; use another rule");
   }
   if (spec.given.empty()) return;
   check(std::ssize(spec.given) == spec.length, "plan: the order given is of ", spec.given.size(), " tokens, a row has ",

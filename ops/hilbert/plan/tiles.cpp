@@ -23,14 +23,13 @@ class Builder {
         b_(alternatives_[0]),
         head_(head),
         along_order_(std::ranges::all_of(alternatives_, &Branch::is_order_only)) {
-    const bool alone = alternatives_.size() == 1;
+    const bool alone = alternatives_.size() == 1, lists_tell_all = alone && b_.dimensions() == 0;  // of no axes
     find_asking();
     list_prefix();
-    if (alone && b_.kind == Kind::segment) segments();
+    if (lists_tell_all && b_.kind == Kind::segment) segments();
     else if (alone && b_.kind == Kind::blocks) block_rows();
     else whole();
     fill_ranks();
-    const bool lists_tell_all = alone && b_.dimensions() == 0;  // of a set without axes
     if (!lists_tell_all && g_.length() > 0) boxes();
     if (t_.causal && !g_.met && !t_.group.empty()) counts_ahead_ = true, count_groups();
     find_tiles();
@@ -245,7 +244,7 @@ class Builder {
         const Index block = g_.position(token) / b.size;
         return Met{block, block, run[at(block)], run[at(block)]};
       });
-    if (b.kind == Kind::segment)
+    if (b.kind == Kind::segment && !b.axes[0].borrows)
       return add_box(
           1, [&, offset = offset_of(g_.spec, branch_ + i, head_)](std::int32_t token, std::size_t, bool asks) {
             const DilationMode mode = g_.spec.dilation_mode;

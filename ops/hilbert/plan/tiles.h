@@ -33,8 +33,7 @@ struct Ground {
     return axis + 2 == b.dimensions() ? row % grid.height : row / grid.height;
   }
   Index cells(const Branch& b, std::size_t axis) const {
-    if (b.dimensions() == 1) return length();
-    return std::array{grid.frames, grid.height, grid.width}[axis + 3 - b.dimensions()];
+    return b.dimensions() == 1 ? length() : std::array{grid.frames, grid.height, grid.width}[axis + 3 - b.dimensions()];
   }
 };
 
@@ -113,7 +112,8 @@ class AxisRule {
   Interval keys_of(Index cell) const {
     if (window_) {
       const Index begin = (cell + axis_.shift) / size_ * size_ - axis_.shift;
-      return {std::max<Index>(begin, 0), axis_.causal ? cell : std::min(begin + size_, cells_) - 1};
+      const Index first = axis_.borrows ? std::min(begin, cells_ - size_) : begin;
+      return {std::max<Index>(first, 0), axis_.causal ? cell : std::min(begin + size_, cells_) - 1};
     }
     const Index base = one_ ? 0 : cell % axis_.dilation * apart_, i = one_ ? cell : cell / axis_.dilation;
     const Index n = one_ ? cells_ : (cells_ - cell % axis_.dilation + axis_.dilation - 1) / axis_.dilation;

@@ -41,7 +41,7 @@ template <unsigned axes, class T> constexpr std::uint64_t code_of(const Cells& c
 }
 
 /// order_of_points() of dense f64, or of i64, which are cells. Documents begin at bounds; the last
-/// is the end. `table`: that of the cells, on a CPU.
+/// is their end. `table`: that of the cells, on a CPU.
 PointOrder order_of_points(Cuda where, const Tensor& xyz, Cells cells, const std::vector<std::uint16_t>& table,
                            const std::vector<Index>& bounds);
 

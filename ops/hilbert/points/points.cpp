@@ -137,7 +137,7 @@ PointOrder order_of_points(const Tensor& xyz, std::string_view kind, int bits, c
     check(length > 0 || documents.empty(), kOp, ": a document of ", length, " points; expected at least 1");
     bounds.push_back(checked_add(bounds.back(), length, kOp));
   }
-  check(bounds.back() == n, kOp, ": the documents hold ", bounds.back(), " points, xyz ", n);
+  check(bounds.back() <= n, kOp, ": the documents hold ", bounds.back(), " points, xyz ", n);
   static const std::array tables{tabulated(true, 2), tabulated(false, 2), tabulated(true, 3), tabulated(false, 3)};
   const std::vector<std::uint16_t>& table = tables[(axes == 3) * 2 + named % 2];
   Cells cells{.bits = static_cast<unsigned>(bits), .table = table.data()};
@@ -154,13 +154,14 @@ PointOrder order_of_points(const Tensor& xyz, std::string_view kind, int bits, c
   auto* const entries = reinterpret_cast<Entry*>(memory.mutable_raw());
   with_type(xyz.dtype(), [&]<class T>() {
     const T* const x = points.data<T>();
-    check_points(cells, x, n, axes);
+    check_points(cells, x, bounds.back(), axes);
     parallel_for(n > 0 ? std::ssize(bounds) - 1 : 0, 1, [&](Index d, Index) {  // one alone has all threads
       const Index first = bounds[static_cast<std::size_t>(d)], rows = bounds[static_cast<std::size_t>(d) + 1] - first;
       (axes == 2 ? order_document<2, T> : order_document<3, T>)(cells, x + first * axes, first, rows, entries + first,
                                                                 entries + n + first, pi, rho);
     });
   });
+  for (Index row = bounds.back(); row < n; ++row) pi[row] = rho[row] = row;
   return order;
 }
 

@@ -30,9 +30,9 @@ __device__ double number(Word x) {
   return __longlong_as_double(static_cast<long long>(x >> 63 ? x & ~(Word{1} << 63) : ~x));
 }
 
-/// The document of a row, by bisection.
+/// The document of a row, by bisection; of those behind them, how many there are.
 __device__ Index document_of(const Points& p, Index row) {
-  Index low = 0, high = p.documents;
+  Index low = 0, high = p.documents + 1;
   while (high - low > 1) {
     const Index middle = (low + high) / 2;
     (p.bounds[middle] <= row ? low : high) = middle;
@@ -68,15 +68,16 @@ __global__ void code_kernel(Points p, Cells cells, const T* x, Word* keys, std::
   const unsigned width = axes * cells.bits;
   for (Index i = first_element(); i < p.n; i += element_step()) {
     const Index d = document_of(p, i);
-    if (is_floating(dtype_of<T>)) cells.side = 0;
-    for (unsigned a = 0; is_floating(dtype_of<T>) && a < axes; ++a) {
+    const bool held = d < p.documents, scaled = held && is_floating(dtype_of<T>);
+    if (scaled) cells.side = 0;
+    for (unsigned a = 0; scaled && a < axes; ++a) {
       cells.low[a] = number(p.cubes[6 * d + a]);
       cells.side = fmax(cells.side, number(~p.cubes[6 * d + 3 + a]) - cells.low[a]);
     }
     if (cells.side == 0) cells.side = 1;
-    const bool is_there = has_cells<axes>(cells, x + i * axes);
+    const bool is_there = held && has_cells<axes>(cells, x + i * axes);
     keys[i] = static_cast<Word>(d) << (width + 1) | (is_there ? code_of<axes>(cells, x + i * axes) : Word{1} << width);
-    rows[i] = static_cast<std::uint32_t>(i) | (is_there ? 0 : kRefused);
+    rows[i] = static_cast<std::uint32_t>(i) | (is_there || !held ? 0 : kRefused);
   }
 }
 
@@ -95,22 +96,20 @@ PointOrder order_of_points(Cuda where, const Tensor& xyz, Cells cells, const std
   const char* const name = "order_of_points";
   const Device device = xyz.device();
   const Index n = xyz.dim(0), axes = xyz.dim(1), documents = std::ssize(bounds) - 1;
-  const int width = static_cast<int>(axes * cells.bits) + 1 + std::bit_width(static_cast<std::uint64_t>(documents - 1));
+  const int width = static_cast<int>(axes * cells.bits) + 1 +
+                    std::bit_width(static_cast<std::uint64_t>(documents - (bounds.back() == n)));
   check(n < kRefused, name, ": ", n, " points; on a GPU at most 2147483647");
   check(width <= 64, name, ": ", documents, " documents of ", cells.bits, " bits on ", axes,
         " axes do not fit one key of a GPU; take fewer bits");
   PointOrder order{empty({n}, DType::i64, device), empty({n}, DType::i64, device)};
   if (n == 0) return order;
-  const auto on_device = [&](const void* list, std::size_t bytes) {
-    return moved(from_values(std::span(static_cast<const std::uint8_t*>(list), bytes), {static_cast<Index>(bytes)}),
-                 device);
-  };
-  const Tensor begins = on_device(bounds.data(), bounds.size() * sizeof bounds[0]),
-               digits = on_device(table.data(), table.size() * sizeof table[0]);
+  const std::span whole(reinterpret_cast<const std::uint8_t*>(table.data()), table.size() * sizeof table[0]);
+  const Tensor begins = moved(from_values(bounds, {documents + 1}), device),
+               digits = moved(from_values(whole, {std::ssize(whole)}), device);
   Tensor cubes = full({documents, 6}, -1, DType::i64, device), keys = empty({2, n}, DType::i64, device),
          rows = empty({2, n}, DType::i32, device);
   const auto word = [](Tensor& t) { return reinterpret_cast<Word*>(t.mutable_data<std::int64_t>()); };
-  const Points p{n, documents, reinterpret_cast<const Index*>(begins.raw()), word(cubes)};
+  const Points p{n, documents, begins.data<Index>(), word(cubes)};
   cells.table = reinterpret_cast<const std::uint16_t*>(digits.raw());
   Word* const key = word(keys);
   auto* const row = reinterpret_cast<std::uint32_t*>(rows.mutable_data<std::int32_t>());

@@ -21,8 +21,8 @@ struct PointOrder {
 /// is min(floor((x - min) / side 2^bits), 2^bits - 1), or 0 where the side is. Integers are cells.
 /// The first row with no cell, NaN or 2^1022 and above is refused and named. On a GPU, which nobody
 /// waits for, such rows are -1 in both lists, with positions at the end of their document, and a
-/// gather by them gives NaN. documents: the rows of each; none: one has all. On a GPU their number
-/// and a code fit 64 bits.
+/// gather by them gives NaN. documents: the rows of each, which those behind them follow as they
+/// are, whatever they hold; none: one has all. On a GPU their number and a code fit 64 bits.
 PointOrder order_of_points(const Tensor& xyz, std::string_view kind = "hilbert", int bits = 16,
                            const std::vector<Index>& documents = {});
 

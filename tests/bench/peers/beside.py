@@ -1,14 +1,22 @@
 """What points.py and papers.py share: times of several libraries in turn, the floors of ../README.md, f32 to judge by,
-and lines of JSON. Without a GPU all of it runs on a CPU, which tries the scripts and says nothing of speed."""
+and lines of JSON. Without a GPU all of it runs on a CPU, which tries the scripts and says nothing of speed.
+
+Imported before torch: a graph here has a kernel or two, and processes that compile them cost more than they save."""
 import argparse
+import contextlib
 import ctypes
+import faulthandler
 import json
+import os
+import signal
 import statistics
 import sys
 import time
+import traceback
 
-import torch
-import torch._dynamo
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
 
 for limit in ("cache_size_limit", "recompile_limit"):  # a compiled call for each problem, of either name
     if hasattr(torch._dynamo.config, limit):
@@ -16,6 +24,31 @@ for limit in ("cache_size_limit", "recompile_limit"):  # a compiled call for eac
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 ALLOWED = 2e-2  # operands and results of 16 bits
+BEGUN = time.perf_counter()
+
+
+def tell(*what):
+    """How far it is, and after how many seconds: on stderr."""
+    print(f"{time.perf_counter() - BEGUN:7.1f} s:", *what, file=sys.stderr, flush=True)
+
+
+class Late(BaseException):
+    """No Exception: compilers wrap those, and a library that is tried in several ways goes on with the next."""
+
+
+@contextlib.contextmanager
+def limited(seconds):
+    """Late after so many. What no signal reaches ends the script after three times as many, and says where it hangs."""
+    def late(*_):
+        raise Late(f"longer than {seconds} s")
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)  # again, where it was caught
+    faulthandler.dump_traceback_later(3 * seconds, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def waited():
@@ -83,12 +116,12 @@ class Run:
         return o, torch.autograd.grad(o, self.learned, self.d_o)
 
     def clock(self):
-        """Those that take a tenth of a second need fewer."""
+        """Those that take a tenth of a second need fewer. Forward keeps what backward needs: without, a compiled
+        function would be compiled once more."""
         if len(self.forward_ms) > 4 and sum(self.medians()) > 100:
             return
-        with torch.no_grad():
-            self.forward_ms.append(timed(self.forward)[1])
-        o = self.forward()
+        o, ms = timed(self.forward)
+        self.forward_ms.append(ms)
         self.backward_ms.append(timed(lambda: torch.autograd.grad(o, self.learned, self.d_o))[1])
 
     def medians(self):
@@ -96,23 +129,47 @@ class Run:
         return [statistics.median(x[2:]) for x in (self.forward_ms, self.backward_ms)]
 
 
-def compared(line, runs, judge, floor, repeats, ours="hilt"):
+def compared(line, runs, judge, floor, told, ours="hilt"):
     """A line a library: `runs` makes each, or refuses; they are judged first and timed in turn. Whether all were right.
     The lines of ours say how far the best of the others is behind, if it is."""
     right, kept = True, {}
-    for name, make in runs.items():
+
+    def attempt(name, work):
+        """Whether work() ended. What a library cannot do in the time that it has is told, and the others go on."""
+        nonlocal right
         try:
-            run, more = make()
-            error = judge(name, run)
-            right &= error < ALLOWED
-            kept[name] = run, {**more, "error": error, **({} if error < ALLOWED else {"wrong": True})}
-        except Exception as error:  # noqa: BLE001  what a library cannot do is told, and the others go on
+            with limited(told.limit):
+                work()
+                waited()
+            return True
+        except (Exception, Late) as error:  # noqa: BLE001
             right &= not name.startswith(ours)
+            kept.pop(name, None)
             refused = {"library": name, "refused": f"{type(error).__name__}: {error}"[:300]}
             print(json.dumps({**line, **refused}), flush=True)
-    for _ in range(repeats + 2):
-        for run, _ in kept.values():
-            run.clock()
+            if isinstance(error, Late):
+                traceback.print_exc()
+            return False
+
+    def judged(name, make):
+        nonlocal right
+        run, more = make()
+        tell(f"{name}: made")
+        run.once()
+        waited()
+        tell(f"{name}: ran")
+        error = judge(name, run)
+        right &= error < ALLOWED
+        kept[name] = run, {**more, "error": error, **({} if error < ALLOWED else {"wrong": True})}
+        tell(f"{name}: judged")
+
+    tell(" ".join(str(line[k]) for k in ("figure", "model", "stage", "problem", "dtype") if k in line))
+    for name, make in runs.items():
+        attempt(name, lambda: judged(name, make))  # noqa: B023
+    for _ in range(told.repeats + 2):
+        for name, (run, _) in list(kept.items()):
+            attempt(name, run.clock)
+    tell("timed")
     found = {name: run.medians() for name, (run, _) in kept.items()}
     peers = [t for n, t in found.items() if not n.startswith(ours)]
     for name, (forward, backward) in found.items():
@@ -129,6 +186,7 @@ def options(doc):
     told = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("--quick", action="store_true", help="small sizes and few runs, to try the script; also on a CPU")
     told.add_argument("--repeats", type=int, default=20)
+    told.add_argument("--limit", type=int, default=60, help="seconds that a library may take to be judged")
     return told
 
 

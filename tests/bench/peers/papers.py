@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hilt on the problems of two papers, beside what they are measured against there; PYTHONPATH has hilt.
 
-    papers.py [--quick] [--repeats N] [notebook] [hilberta]
+    papers.py [--quick] [--repeats N] [--limit SECONDS] [notebook[:PROBLEM]] [hilberta[:PROBLEM]]
 
 notebook: the nine sets of Hilbert local attention (arXiv 2511.05832): batch 16, 2 heads of 64, f16, beside
 flex_attention on the same sets: with rows in storage order, and with rows that lie along the curve already, whose
@@ -9,19 +9,20 @@ gathers are not counted. Without the bias of the notebook: it adds to each key w
 hilberta: the five problems of HilbertA: 24 heads of 128, bf16; 512 tokens of text and a centre of the image meet all,
 the rest its segment of the curve; beside dense attention. `shown`: the share of the saved pairs that is saved time.
 
-A line of JSON a problem and a library; medians in turn, the cache emptied. Every result and its gradients are judged
-against f32 in two heads; an error above 2 % ends with exit code 1.
+A line of JSON a problem and a library, when the problem ends; medians in turn, the cache emptied. Every result and its
+gradients are judged against f32 in two heads; an error above 2 % ends with exit code 1. PROBLEM counts from 1. What is
+done is on stderr, with seconds: each set has flex_attention compiled, which is told as refused after the limit.
 """
 import sys
 
+import beside  # before torch
 import hilt
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import beside
-from beside import DEVICE, TYPES, Run, compared, floors, off
+from beside import DEVICE, TYPES, Run, compared, floors, off, tell
 
 flex = torch.compile(flex_attention, dynamic=False) if DEVICE == "cuda" else flex_attention
 
@@ -71,11 +72,11 @@ def hilberta(quick):
 
 def touched(pair, tokens):
     """Of one head, whose rows lie as `tokens`: pairs, and those that the 64 queries of a tile have with its keys."""
-    pairs = tiled = 0
+    counts = torch.zeros(2, dtype=torch.long, device=DEVICE)
     for i in range(0, len(tokens), 64):
         mask = pair(tokens[i : i + 64, None], tokens[None])
-        pairs, tiled = pairs + int(mask.sum()), tiled + len(mask) * int(mask.any(0).sum())
-    return pairs, tiled
+        counts += torch.stack([mask.sum(), len(mask) * mask.any(0).sum()])
+    return tuple(counts.tolist())
 
 
 def exactly(x, pair, b, h):
@@ -128,8 +129,8 @@ def by_flex(x, pair, tokens=None):
         rows = x if tokens is None else [t.detach()[:, tokens].requires_grad_(i < 3) for i, t in enumerate(x)]
         met = pair if tokens is None else lambda t, u: pair(tokens[t], tokens[u])
         length = rows[0].shape[1]
-        mask = create_block_mask(lambda b, h, t, u: met(t, u), None, None, length, length, DEVICE,
-                                 _compile=DEVICE == "cuda")
+        mask = create_block_mask(lambda b, h, t, u: met(t, u), None, None, length, length, DEVICE)
+        tell("block mask made")
         attend = lambda: flex(*(t.transpose(1, 2) for t in rows[:3]), block_mask=mask).transpose(1, 2)  # noqa: E731
         return Run(attend, rows[:3], rows[3]), {}
     return make
@@ -142,9 +143,15 @@ def by_sdpa(x, backend):
     return lambda: (Run(attend, x[:3], x[3]), {})
 
 
-def run_notebook(told, rates):
+def chosen(problems, only):
+    """All of them, or the one of that number."""
+    found = [p for i, p in enumerate(problems, 1) if only in ("", str(i))]
+    return found or sys.exit(f"there is no problem {only}")
+
+
+def run_notebook(told, rates, only):
     right, (batch, heads, dim) = True, (2, 2, 16) if told.quick else (16, 2, 64)
-    for name, side, pattern, on_curve, axis in notebook(told.quick):
+    for name, side, pattern, on_curve, axis in chosen(notebook(told.quick), only):
         length = side * side
         curve = f"hilbert:{side}x{side}"
         tokens = order(curve, length)
@@ -163,13 +170,13 @@ def run_notebook(told, rates):
         floor = floors(rates, all_heads * length, dim, all_heads * min(tiled for _, tiled in counts))
         line = {"figure": "notebook", "problem": f"{name} on {side} x {side}", "batch": batch, "length": length,
                 "heads": heads, "dim": dim, "dtype": "f16", "pairs": counts[0][0]}
-        right &= compared(line, runs, judge, floor, told.repeats)[0]
+        right &= compared(line, runs, judge, floor, told)[0]
     return right
 
 
-def run_hilberta(told, rates):
+def run_hilberta(told, rates, only):
     right, (heads, dim) = True, (2, 32) if told.quick else (24, 128)
-    for text, image, centre, parts, shift in hilberta(told.quick):
+    for text, image, centre, parts, shift in chosen(hilberta(told.quick), only):
         free, length, width = text + centre, text + image, (image - centre) // parts
         pattern = f"segment:{width}" + (f",shift={shift}" if shift else "") + f",prefix={free}"
 
@@ -192,7 +199,7 @@ def run_hilberta(told, rates):
         line = {"figure": "hilberta", "problem": f"{text} + {image} tokens, a centre of {centre}, {parts} segments"
                 + f", {shift} shorter at first" * bool(shift), "length": length, "heads": heads, "dim": dim,
                 "dtype": "bf16", "pairs": pairs, "saved_pairs": round(saved, 4)}
-        well, found = compared(line, runs, judge, floor, told.repeats)
+        well, found = compared(line, runs, judge, floor, told)
         right &= well
         whole = next((found[n] for n in found if n.startswith("dense")), None)
         if whole and "hilt" in found:
@@ -204,10 +211,13 @@ def run_hilberta(told, rates):
 
 def main():
     options = beside.options(__doc__)
-    options.add_argument("which", nargs="*", default=["notebook", "hilberta"], metavar="notebook|hilberta")
+    options.add_argument("which", nargs="*", default=["notebook", "hilberta"], metavar="NAME[:PROBLEM]")
     told = options.parse_args()
     rates = beside.begun(told, "papers")
-    done = [{"notebook": run_notebook, "hilberta": run_hilberta}[name](told, rates) for name in told.which]
+    done = []
+    for which in told.which:
+        name, _, only = which.partition(":")
+        done.append({"notebook": run_notebook, "hilberta": run_hilberta}[name](told, rates, only))
     sys.exit(not all(done))
 
 

@@ -2,13 +2,14 @@
 """Attention of Point Transformer V3 and LitePT, at the shapes of their stages, by Hilt and by what they call;
 PYTHONPATH has hilt.
 
-    points.py [--quick] [--repeats N] [--type bf16] [--type f16] [PTv3] [PTv3-table] [LitePT]
+    points.py [--quick] [--repeats N] [--limit SECONDS] [--type bf16] [--type f16] [PTv3] [PTv3-table] [LitePT]
 
 Three rooms as a scanner sees them, cells of 2 cm on surfaces, each cut to 102,400 points, as on each GPU of the
 published training; a stage pools 2 x 2 x 2 cells. A block gathers qkv [N, 3 C] along a curve, attends in patches of
-1,024 and puts its rows back; `order_ms` is the codes and the sort of all four curves, once a stage. Theirs ends a cloud
-with the last 1,024 points, some of them a second time; ours with what is left. LitePT turns q and k by x, y and z, by
-the same function on both sides. PTv3-table adds to a score what three tables say of the points' distances.
+1,024 and puts its rows back; `order_ms` is the codes and the sort of all four curves, once a stage. A cloud ends with
+a patch of its last 1,024 points: theirs gathers some of them twice, ours is told `tail=borrow`. LitePT turns q and k
+by x, y and z, by the same function on both sides. PTv3-table adds to a score what three tables say of the points'
+distances.
 
 Libraries: hilt; varlen, of torch; cudnn and flash, SDPA on patches of one size; fa2 and fa4, FlashAttention's varlen,
 if they are there; for tables eager, as PTv3 does it, flex_attention, and SDPA with a mask. `kernel_forward_ms` and
@@ -20,13 +21,13 @@ against f32; an error above 2 % ends with exit code 1. The orders of hilt and of
 import functools
 import sys
 
+import beside  # before torch
 import hilt
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-import beside
 from beside import DEVICE, TYPES, Run, compared, floors, off, timed
 
 flex = torch.compile(flex_attention, dynamic=False) if DEVICE == "cuda" else flex_attention
@@ -106,13 +107,13 @@ class Stage:
     def ours(self):
         return [hilt.order_of_points(self.cells, c, self.bits, self.lengths) for c in CURVES]
 
-    def slots(self, borrow, patch):
+    def slots(self, patch):
         """The position in each slot of a patch, where patches begin and end, and the slot of each position."""
         slots, begins, home, first = [], [0], [], 0
         for n in self.lengths:
             own, tail = torch.arange(n), n % patch
             home.append(own + begins[-1])
-            if borrow and n > patch and tail:  # the patch before lends its last points
+            if n > patch and tail:  # the patch before lends its last points
                 own = torch.cat([own, own[n - patch : n - tail]])
             slots.append(own + first)
             at = begins[-1]
@@ -155,9 +156,9 @@ class Block:
         self.bound = int((4 * patch)**(1 / 3) * 2)  # as published
         self.table = draw(heads, 3, 2 * self.bound + 1).requires_grad_() if table else None
         self.learned = [self.qkv] + [self.table] * table
-        slots, self.begins, home = stage.slots(True, self.patch)
+        slots, self.begins, home = stage.slots(self.patch)
         self.slots, self.home = self.order[slots], home[torch.argsort(self.order)]
-        self.exact = {}
+        self.exact = None
         self.widths = torch.diff(self.begins).tolist()
         self.ends, self.widest = self.begins.to(DEVICE, torch.int32), max(self.widths)
 
@@ -166,7 +167,7 @@ class Block:
         return (turn(q, cells), turn(k, cells), v) if self.turns else (q, k, v)
 
     def by_hilt(self):
-        length, words = len(self.order), {"order": "given", "pattern": f"segment:{self.patch}"}
+        length, words = len(self.order), {"order": "given", "pattern": f"segment:{self.patch},tail=borrow"}
         plan = hilt.plan(length, heads=self.heads, documents=self.stage.lengths, **words)
 
         def forward():
@@ -256,22 +257,18 @@ class Block:
         return self.as_they(attend)
 
     def judge(self, name, run):
-        borrow = name != "hilt"
-        if borrow not in self.exact:
-            self.exact[borrow] = self.exactly(borrow)
+        self.exact = self.exact or self.exactly()
         o, gradients = run.once()
-        return off([o.detach(), *gradients], self.exact[borrow])
+        return off([o.detach(), *gradients], self.exact)
 
-    def exactly(self, borrow):
+    def exactly(self):
         """o and the gradients in f32, a patch at a time."""
-        slots, begins, home = self.stage.slots(borrow, self.patch)
-        slots, home = self.order[slots], home[torch.argsort(self.order)]
         qkv = self.qkv.detach().float().requires_grad_()
         tables = self.table.detach().requires_grad_() if self.table is not None else None
-        d_o, out = torch.zeros(len(slots), self.d_o.shape[1], device=DEVICE), []
-        d_o[home] = self.d_o.float()
-        for begin, end in zip(begins.tolist(), begins.tolist()[1:]):
-            token = slots[begin:end]
+        d_o, out = torch.zeros(len(self.slots), self.d_o.shape[1], device=DEVICE), []
+        d_o[self.home] = self.d_o.float()
+        for begin, end in zip(self.begins.tolist(), self.begins.tolist()[1:]):
+            token = self.slots[begin:end]
             q, k, v = qkv[token].view(-1, 3, self.heads, self.dim).unbind(1)
             if self.turns:
                 q, k = turned(q, self.stage.cells[token]), turned(k, self.stage.cells[token])
@@ -283,7 +280,7 @@ class Block:
             o = torch.einsum("htu,uhd->thd", torch.softmax(s, -1), v).flatten(1)
             o.backward(d_o[begin:end])
             out.append(o.detach())
-        return torch.cat(out)[home], qkv.grad, *([tables.grad] if tables is not None else [])
+        return torch.cat(out)[self.home], qkv.grad, *([tables.grad] if tables is not None else [])
 
 
 def libraries(block, table):
@@ -348,12 +345,12 @@ def main():
             for word in told.type or TYPES:
                 block = Block(stages[at], patch, channels, heads, TYPES[word], table, turns)
                 rows = len(block.order)
-                pairs = heads * sum(n * n for n in torch.diff(stages[at].slots(False, block.patch)[1]).tolist())
+                pairs = heads * sum(n * min(n, block.patch) for n in stages[at].lengths)
                 floor = floors(rates, heads * rows, channels // heads, pairs)
                 line = {"figure": "points", "model": model, "stage": at, "points": rows, "clouds": stages[at].lengths,
                         "heads": heads, "dim": channels // heads, "patch": block.patch, "blocks": blocks, "dtype": word,
                         "order_ms": round(sorts[at][0], 4), "hilt_order_ms": round(sorts[at][1], 4)}
-                right &= compared(line, dict(libraries(block, table)), block.judge, floor, told.repeats)[0]
+                right &= compared(line, dict(libraries(block, table)), block.judge, floor, told)[0]
     sys.exit(not right)
 
 

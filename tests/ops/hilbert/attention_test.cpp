@@ -234,7 +234,7 @@ TEST_P(Attention, GradientsAgreeWithDifferences) {
        {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3", "slide:2",
         "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3", "segment:5,shift=2",
         "slide:2,dilation=2,stride=3,causal=1", "neighborhood3d:1x3x2,causal=0x0x1", "window2d:2x3,shift=1",
-        "slide:1|segment:16,dilation=5"})
+        "slide:1|segment:16,dilation=5", "segment:6,tail=borrow"})
     for (const char* order : {"row", "hilbert", "hilbert,chunk=7"})
       for (const Causality causality : {Causality::none, Causality::token, Causality::curve})
         for (const double dropout : {0.0, 0.4}) {

@@ -69,6 +69,7 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {{"dense"},
                            {"segment:16"},
+                           {"segment:16,tail=borrow"},
                            {"segment:16,dilation=3,offset=1"},
                            {"segment:8+segment:32,dilation=4,offset=head"},
                            {"slide:5"},

@@ -282,7 +282,7 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
         b.dilation = r.pick<Index>({2, 2, 3, 4, 5, 8, b.size, b.size + 1, 2 * b.size + 1, length + 1, 2 * length + 3});
         if (r.chance(30)) b.offset_by_head = true;
         else if (r.chance(50)) b.offset = r.chance(50) ? r.below(b.dilation) : r.below(std::min(b.dilation, b.size));
-      }
+      } else b.axes[0].borrows = r.chance(40);
       if (r.chance(30)) b.axes[0].shift = r.chance(50) ? r.below(b.size) : b.size / 2;
       break;
     case Kind::slide:
@@ -326,7 +326,7 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
       break;
     }
   }
-  if (b.dimensions() > 0 && r.chance(50)) draw_axes(r, grid, length, b);
+  if (b.dimensions() > 0 && !b.axes[0].borrows && r.chance(50)) draw_axes(r, grid, length, b);
   return b;
 }
 
@@ -1334,6 +1334,7 @@ class Judge {
         if (b.axes[i].causal) tally("an axis is causal");
       }
       if (std::ranges::any_of(b.axes, [](const Branch::Axis& a) { return a.shift > 0; })) tally("shifted");
+      if (b.axes[0].borrows) tally("a borrowed tail");
     }
     tally(std::string("dilation mode ") + name(kDilationModes, p_.dilation_mode));
     tally(std::string("causality ") + name(kCausalities, p_.causality));
@@ -1506,6 +1507,7 @@ class Neighbours {
         x = Branch{}, x.joined = joined;
       });
     if (b.joined) change([](Branch& x) { x.joined = false; });
+    if (b.axes[0].borrows) change([](Branch& x) { x.axes[0].borrows = false; });
     if (b.dilation > 1) {
       change([](Branch& x) { x.dilation = 1, x.offset = 0, x.offset_by_head = false; });
       change([](Branch& x) { x.dilation = (x.dilation + 1) / 2; });
@@ -1670,7 +1672,7 @@ constexpr std::string_view kAsked =
     "alias packed|alias q = k = v|alias k = v|NaN in a key masked somewhere|NaN or Inf in a key masked everywhere|"
     "NaN: query row|NaN: d_o row|logits +-1e4|logits around +1e4 or -1e4|strided operands|causality curve|"
     "dilation mode residue|dilation mode longnet|dilation mode head_groups|pattern window3d|pattern slide3d|"
-    "pattern neighborhood3d|an axis is dilated|an axis strides|an axis is causal|shifted|a union|"
+    "pattern neighborhood3d|an axis is dilated|an axis strides|an axis is causal|shifted|a borrowed tail|a union|"
     "not all inputs watched|documents|queries named|the last queries|one query|softcap|alibi published|alibi learned|"
     "a sequence alone|relative on 1 axes|relative on 2 axes|relative on 3 axes|bias that masks nothing|bias that masks "
     "pairs|bias that masks a row|points|points of each row";

@@ -87,6 +87,7 @@ std::vector<std::int32_t> shuffled(const std::vector<Index>& ends, unsigned seed
 constexpr const char* kPatterns[] = {"dense",
                                      "segment:64",
                                      "segment:96,dilation=3,offset=head,shift=40",
+                                     "segment:70,tail=borrow",
                                      "slide:20",
                                      "slide:9,dilation=2,stride=3,causal=1",
                                      "neighborhood:33",

@@ -141,6 +141,7 @@ TEST(Leak, NoCausalConfigurationLeaks) {
                                 "neighborhood2d:3x5",
                                 "blocks",
                                 "segment:16,shift=5",
+                                "segment:28,tail=borrow",
                                 "slide:3,dilation=5,stride=4",
                                 "neighborhood:3,dilation=2,stride=6",
                                 "slide2d:2x1,dilation=1x2,stride=3",

@@ -70,6 +70,7 @@ struct Family {
 constexpr Family kFamilies[] = {{"dense"},
                                 {"segment:16"},
                                 {"segment:17,shift=5"},
+                                {"segment:28,shift=5,tail=borrow"},
                                 {"segment:16,dilation=3,offset=1"},
                                 {"segment:8+segment:32,dilation=4,offset=head"},
                                 {"slide:5"},

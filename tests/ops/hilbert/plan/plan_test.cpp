@@ -151,6 +151,11 @@ TEST(Plan, AxesByHand) {
   EXPECT_EQ(keys(6, "window2d:2x2,shift=1x0", "row:2x3"), "0 1 | 0 1 | 2 | 3 4 | 3 4 | 5");
   EXPECT_EQ(keys(4, "window2d:2x2,shift=0x1"), "0 2 | 1 3 | 0 2 | 1 3");
   EXPECT_EQ(keys(4, "window2d:2x2,causal=1x0"), "0 1 | 0 1 | 0 1 2 3 | 0 1 2 3");
+  // The last segment has keys of the one before, whose queries have none of its.
+  EXPECT_EQ(keys(5, "segment:3,tail=borrow"), "0 1 2 | 0 1 2 | 0 1 2 | 2 3 4 | 2 3 4");
+  EXPECT_EQ(keys(6, "segment:3,tail=borrow"), keys(6, "segment:3"));
+  EXPECT_EQ(keys(2, "segment:3,tail=borrow"), "0 1 | 0 1");
+  EXPECT_EQ(keys(6, "segment:3,shift=2,tail=borrow"), "0 | 1 2 3 | 1 2 3 | 1 2 3 | 3 4 5 | 3 4 5");
 }
 
 TEST(Plan, PrefixesByHand) {
@@ -320,6 +325,7 @@ TEST(Plan, AgreesWithTheDefinitionsOnLongSequences) {
                                 "neighborhood2d:17x17",
                                 "neighborhood2d:5x9",
                                 "segment:128,shift=40",
+                                "segment:300,shift=40,tail=borrow",
                                 "slide:30,dilation=7,stride=5",
                                 "neighborhood:9,dilation=40",
                                 "neighborhood2d:5x3,dilation=4x2,stride=3",
@@ -572,9 +578,10 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
 }
 
 TEST(Plan, PairsOnAxesAreThoseThatAttend) {
-  for (const char* pattern : {"slide:3", "slide:4,dilation=3", "slide:5,stride=2,causal=1", "neighborhood:7,dilation=2",
-                              "slide2d:0x3", "window2d:4x3,shift=1x2", "window2d:4x4,causal=1",
-                              "neighborhood2d:3x5,dilation=2x1", "slide2d:1x2,causal=1x0", "slide2d:2x1|window2d:4x4"})
+  for (const char* pattern :
+       {"slide:3", "slide:4,dilation=3", "slide:5,stride=2,causal=1", "neighborhood:7,dilation=2",
+        "segment:13,tail=borrow", "slide2d:0x3", "window2d:4x3,shift=1x2", "window2d:4x4,causal=1",
+        "neighborhood2d:3x5,dilation=2x1", "slide2d:1x2,causal=1x0", "slide2d:2x1|window2d:4x4"})
     for (const char* order : {"row:9x11", "hilbert:9x11"})
       for (const Causality causality : {Causality::none, Causality::token})
         for (const bool some : {false, true}) {
@@ -812,6 +819,9 @@ TEST(Plan, RefusesWhatMakesNoSense) {
       {"stride 0", with("slide:4", [](PlanSpec& s) { s.pattern[0].axes[0].stride = 0; })},
       {"a dense axis", with("dense", [](PlanSpec& s) { s.pattern[0].axes[2].causal = true; })},
       {"a dilated window", with("window2d:4x4", [](PlanSpec& s) { s.pattern[0].axes[0].dilation = 2; })},
+      {"a slide that borrows", with("slide:4", [](PlanSpec& s) { s.pattern[0].axes[0].borrows = true; })},
+      {"a dilated tail", with("segment:4,dilation=2,tail=borrow", nothing)},
+      {"a causal tail", with("segment:4,tail=borrow", [](PlanSpec& s) { s.pattern[0].axes[0].causal = true; })},
       {"a shifted slide", with("slide:4", [](PlanSpec& s) { s.pattern[0].axes[0].shift = 1; })},
       {"neighborhood3d 2", with("neighborhood3d:1x2x1", nothing)},
       {"window2d 0", with("window2d:2x2", [](PlanSpec& s) { s.pattern[0].rows = 0; })},
