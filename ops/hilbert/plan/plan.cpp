@@ -74,8 +74,7 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
   check(b.lists == Lists::given || b.numbers.size() == (b.lists == Lists::global_local ? 2U : 1U) ||
             (b.lists == Lists::dilated && !b.numbers.empty()),
         "plan: blocks of ", b.size, ": the rule has ", b.numbers.size(),
-        " numbers; local, dilated and top take one, "
-        "dilated more, global_local two");
+        " numbers; local, dilated and top take one, dilated more, global_local two");
   check(b.lists != Lists::top || spec.causality == Causality::none, Said{b},
         " chooses the keys of a block of queries by all of them, later ones too, so causal ", name_of(spec.causality),
         " would leak; use causal none, or local, dilated or global_local");
@@ -199,8 +198,7 @@ void check_given(const PlanSpec& spec) {
   if (spec.given.empty()) return;
   check(std::ssize(spec.given) == spec.length, "plan: the order given is of ", spec.given.size(), " tokens, a row has ",
         spec.length);
-  const auto rows = std::max<std::size_t>(spec.documents.size(), 1);
-  for (std::size_t row = 0; row < rows; ++row)
+  for (std::size_t row = 0; row < std::max<std::size_t>(spec.documents.size(), 1); ++row)
     (void)inverse_within(spec.given, spec.documents.empty() ? DocumentList{} : spec.documents[row], narrow(row));
 }
 
