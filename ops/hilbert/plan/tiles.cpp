@@ -46,6 +46,7 @@ class Builder {
   /// The lowest and the highest of some numbers.
   struct Extremes {
     std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min();
+    void cover(Index x) { cover({x, x}); }
     void cover(const Interval& x) { low = std::min(low, narrow(x.low)), high = std::max(high, narrow(x.high)); }
   };
   using Extents = std::vector<Extremes>;  // of each tile
@@ -54,12 +55,10 @@ class Builder {
     Extents out(tiles.size());
     bool ends_tell = is_line_;
     if constexpr (std::is_same_v<List, TokenList>) ends_tell = list.counts_up();
-    for (std::size_t tile = 0; tile < tiles.size(); ++tile)
-      for (Index row = tiles[tile].begin, last = tiles[tile].end - 1; row <= last; ++row) {
-        const Index x = list[at(step * row + first)];
-        out[tile].cover({x, x});
-        if (ends_tell && row + 1 < last) row = last - 1;
-      }
+    for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
+      const Index begin = tiles[tile].begin, last = tiles[tile].end - 1, by = ends_tell ? last - begin : 1;
+      for (Index row = begin; row <= last; row += std::max<Index>(by, 1)) out[tile].cover(list[at(step * row + first)]);
+    }
     return out;
   }
   using Levels = std::vector<Extents>;  // [level][i]: of tiles i << level .. (i + 1) << level
@@ -256,12 +255,12 @@ class Builder {
             const bool active = j == offset || (asks && !only_active_ask(mode));
             return Met{active ? s : -1, s, active ? Interval{s, s} : Interval{1, 0}, {s, s}};
           });
-    if (const Branch::Axis& its = b.axes[0]; b.dimensions() == 1 && its.dilation == 1 && its.stride == 1)
-      if (alternatives_.size() == 1 && !g_.spec.queries && outside_ == 0) {
-        is_line_ = true, boxes_.emplace_back();
-        std::iota(t_.axis[0].key.begin(), t_.axis[0].key.end(), 0);
-        return add_line(AxisRule(b, 0, g_.length()), 0, g_.length());
-      }
+    if (alternatives_.size() == 1 && outside_ == 0 && b.dimensions() == 1 &&
+        b.axes[0].dilation * b.axes[0].stride == 1) {
+      is_line_ = true, boxes_.emplace_back();
+      std::iota(t_.axis[0].key.begin(), t_.axis[0].key.end(), 0);
+      return t_.q_token.empty() ? void() : add_line(AxisRule(b, 0, g_.length()), 0, std::ssize(t_.q_token));
+    }
     std::array<std::vector<Met>, 3> by_cell;  // many tokens share one, and each asks and is asked
     for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
       const AxisRule rule(b, axis, g_.cells(b, axis));
@@ -289,7 +288,7 @@ class Builder {
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = on(t_.k_token[row] - outside_, axis, false);
         t_.axis[axis].key[entry] = narrow(m.number);
-        keys[axis][tile].cover({m.cell, m.cell});
+        keys[axis][tile].cover(m.cell);
       }
     });
     of_each(t_.q_tile, prefix_.q_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
@@ -311,17 +310,18 @@ class Builder {
     }
   }
 
-  /// The only box, of positions in turn, where both ends of the keys move by at most one from a
-  /// query to the next: the first and the last of some tell of those between, or of each half.
+  /// The only box, of positions that ascend, where both ends of the keys move by at most one from
+  /// each to the next: the first and the last in turn tell of those between, or of each half.
   void add_line(const AxisRule& rule, Index begin, Index end) {
-    const Interval first = rule.keys_of(begin), last = rule.keys_of(end - 1);
+    const auto place = [&](Index row) { return g_.spec.queries ? Index{asking_[at(row)]} : row; };
+    const Interval first = rule.keys_of(place(begin)), last = rule.keys_of(place(end - 1));
     const Index n = end - begin, low = last.low - first.low, high = last.high - first.high;
-    if (n > 2 && (low % (n - 1) != 0 || high % (n - 1) != 0))
+    if (place(end - 1) - place(begin) != n - 1 || (n > 2 && (low % (n - 1) != 0 || high % (n - 1) != 0)))
       return add_line(rule, begin, begin + n / 2), add_line(rule, begin + n / 2, end);
     for (Index i = 0; i < n; ++i) t_.axis[0].low[at(begin + i)] = narrow(first.low + std::min(i, low));
     for (Index i = 0; i < n; ++i) t_.axis[0].high[at(begin + i)] = narrow(first.high + std::min(i, high));
     const auto keys = [&](Interval x, Index p) { return (t_.causal ? std::min(x.high, p) : x.high) - x.low + 1; };
-    if (counts_ahead_) t_.pairs += n * (keys(first, begin) + keys(last, end - 1)) / 2;
+    if (counts_ahead_) t_.pairs += n * (keys(first, place(begin)) + keys(last, place(end - 1))) / 2;
   }
 
   /// The pairs of causal groups, whose lists may be long.
