@@ -11,16 +11,11 @@ namespace hilt {
 static std::string text_of(const Document& d) { return d.folds() ? std::to_string(d.length) : to_string(d.grid); }
 
 static Document read_document(std::string_view text, std::string_view all) {
-  const auto side = [&](std::string_view part) {
-    const Index n = read_index("documents", part, 1);
-    check(n <= std::numeric_limits<std::int32_t>::max(), "documents: ", shown(all), ": ", n, " must be 1..2147483647");
-    return n;
-  };
-  const std::vector<std::string_view> sides = split_text(text, 'x');
-  if (sides.size() == 1) return side(sides[0]);
-  if (sides.size() == 2) return Grid{side(sides[1]), side(sides[0])};
-  check(sides.size() == 3, "documents: '", shown(text), "': expected LENGTH, HEIGHTxWIDTH or FRAMESxHEIGHTxWIDTH");
-  return Grid{side(sides[2]), side(sides[1]), side(sides[0]), sides[0] == "1"};
+  const std::string where = "documents: " + shown(all);
+  if (text.find('x') != text.npos) return read_grid(where, text, true);
+  const Index n = read_index("documents", text, 1);
+  check(n <= std::numeric_limits<std::int32_t>::max(), where, ": ", n, " must be 1..2147483647");
+  return n;
 }
 
 std::vector<DocumentList> parse_documents(std::string_view text) {
@@ -111,8 +106,7 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
   for (std::size_t row = 0; row < spec.documents.size(); ++row) {
     Index first = 0;
     for (const Document& d : spec.documents[row]) {
-      const auto k = static_cast<std::int32_t>(first);
-      std::int32_t q = k;
+      std::int32_t k = narrow(first), q = k;
       first += d.length;
       decltype(spec.queries) own;
       if (spec.queries) {
@@ -163,6 +157,9 @@ static std::vector<PlanPart> made_rows(const Plan& plan) {
     if (plan.spec().documents.size() > 1) row.places = {{{first->first.row, 0, 0}}, false};
     for (std::size_t i = 0; i < first->second->tilings.size(); ++i) {
       Tiling& made = row.tilings.emplace_back();
+      // As many as there will be, or the lists grow again and again.
+      for (std::size_t a = 0; a < made.axis.size() && !first->second->tilings[i].axis[a].key.empty(); ++a)
+        for (auto* list : {&made.axis[a].key, &made.axis[a].low, &made.axis[a].high}) list->reserve(at(plan.length()));
       for (std::int32_t numbers = 0; const auto& [place, part] : std::span(first, end))
         append(made, numbers, part->tilings[i], place);
     }

@@ -18,7 +18,6 @@ namespace {
 using Scope = Order::Scope;
 
 constexpr Index kMaxLength = std::numeric_limits<std::int32_t>::max();
-constexpr std::size_t kCacheBytes = std::size_t{256} << 20;  // 32 orders of 1 M tokens
 constexpr std::size_t kEntryOverhead = 512;  // about what nodes, key and vectors take besides the tables
 
 constexpr std::array<std::string_view, 7> kOrderNames{"row",     "snake", "morton", "tiles",
@@ -29,61 +28,38 @@ constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};               
 
 Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 
-// ---- reading text -------------------------------------------------------------------------------
-
-/// Where `name` stands in `names`; `what` is empty for the order itself.
-std::size_t named_in(std::string_view text, const char* what, std::string_view name,
-                     std::span<const std::string_view> names) {
-  return hilt::find_name(("order (" + std::string(text) + ")" + what).c_str(), name, names);
-}
-
 /// A whole number from 1 to 2^31 - 1 and nothing else; 0 if it is not.
-Index read_positive(std::string_view text) {
-  const Index value = number_in<std::uint32_t>(text).value_or(0);
-  return value <= kMaxLength ? value : 0;
-}
-
-/// `HxW`, or `TxHxW` where a box is allowed.
-Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
-  const std::vector<std::string_view> sides = split_text(part, 'x');
-  std::vector<Index> n;
-  if (sides.size() == 2 || (sides.size() == 3 && box_allowed))
-    for (const std::string_view side : sides) n.push_back(read_positive(side));
-  check(!n.empty() && std::count(n.begin(), n.end(), 0) == 0, "order (", text, "): expected HEIGHTxWIDTH",
-        box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", part, "'");
-  return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0], n[0] == 1};
-}
+Index read_positive(std::string_view text) { return std::max(number_in<std::int32_t>(text).value_or(0), 0); }
 
 // ---- from an order and a length to what is to be enumerated -------------------------------------
 
-/// What must hold of any order; `text` is how the user wrote it.
-void check_order(const Order& order, Index length, std::string_view text) {
+/// What must hold of any order; `where` opens messages.
+void check_order(const Order& order, Index length, const std::string& where) {
   const Grid& grid = order.grid;
-  check(length >= 0 && length <= kMaxLength, "order (", text, "): ", length,
+  check(length >= 0 && length <= kMaxLength, where, ": ", length,
         " tokens; positions are 32-bit, so from 0 to 2147483647");
-  check(order.tile_height > 0 && order.tile_width > 0, "order (", text, "): sides of a tile must be positive");
-  check(order.scope != Scope::chunked || (order.chunk > 0 && order.chunk <= kMaxLength), "order (", text,
-        "): chunk must be from 1 to 2147483647, got ", order.chunk);
-  check(order.steps == Steps::near || order.kind == Order::Kind::hilbert, "order (", text,
-        "): steps can only be asked of hilbert");
+  check(order.tile_height > 0 && order.tile_width > 0, where, ": sides of a tile must be positive");
+  check(order.scope != Scope::chunked || (order.chunk > 0 && order.chunk <= kMaxLength), where,
+        ": chunk must be from 1 to 2147483647, got ", order.chunk);
+  check(order.steps == Steps::near || order.kind == Order::Kind::hilbert, where,
+        ": steps can only be asked of hilbert");
   if (order.folds()) return;
-  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, "order (", text, "): sides of a grid must be positive");
-  check(walks(order.kind, grid), "order (", text, "): only hilbert and row take three sides");
+  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, where, ": sides of a grid must be positive");
+  check(walks(order.kind, grid), where, ": only hilbert and row take three sides");
   const Index cells = grid.cells();
   if (order.scope == Scope::per_segment) return;  // the segment is not known yet
   if (order.scope == Scope::chunked)
-    check(cells == length || cells == order.chunk, "order (", text, "): a grid of ", to_string(grid), " has ", cells,
+    check(cells == length || cells == order.chunk, where, ": a grid of ", to_string(grid), " has ", cells,
           " cells, but there are ", length, " tokens in chunks of ", order.chunk,
           "; give the grid of all tokens or of one chunk");
   else
-    check(cells == length, "order (", text, "): a grid of ", to_string(grid), " has ", cells, " cells, but there are ",
-          length, " tokens; without a grid any length folds");
+    check(cells == length, where, ": a grid of ", to_string(grid), " has ", cells, " cells, but there are ", length,
+          " tokens; without a grid any length folds");
 }
 
-/// The grid of one chunk: its own, or so many rows (or frames) of the grid of all tokens.
+/// The grid of one chunk where there is a grid: it, or so many of its rows (or frames).
 Grid chunk_grid(const Order& order) {
   const Grid& grid = order.grid;
-  if (order.folds()) return fold(order.chunk);
   if (grid.cells() == order.chunk) return grid;
   const Index frame = grid.width * grid.height;
   if (order.chunk > frame) return {grid.width, grid.height, ceil_div(order.chunk, frame)};
@@ -93,18 +69,18 @@ Grid chunk_grid(const Order& order) {
 /// The order that names everything and nothing else, for the cache to compare. Scope is global or
 /// chunked, the grid that of the enumeration.
 Order resolve(Order order, Index length) {
-  check_order(order, length, to_string(order));
-  check(order.kind != Order::Kind::automatic, "order (", to_string(order),
-        "): a plan chooses it; make one of a pattern");
+  const std::string where = "order (" + to_string(order) + ")";
+  check_order(order, length, where);
+  check(order.kind != Order::Kind::automatic, where, ": a plan chooses it; make one of a pattern");
   check(order.kind != Order::Kind::given, "order (given): a plan or a call says which; see PlanSpec::given");
-  check(order.scope != Scope::per_segment, "order (", to_string(order),
-        "): scope=segment needs a pattern with segments; give chunk=N instead");
+  check(order.scope != Scope::per_segment, where,
+        ": scope=segment needs a pattern with segments; give chunk=N instead");
   if (order.kind == Order::Kind::row || length <= 1 || row_order_forced()) return {};
   const bool own_grid = !order.folds() && order.scope == Scope::chunked && order.grid.cells() == order.chunk;
   if (order.scope != Scope::chunked || (order.chunk >= length && !own_grid))
     order.scope = Scope::global, order.chunk = 0;
-  if (order.scope == Scope::chunked) order.grid = chunk_grid(order);
-  else if (order.folds()) order.grid = fold(length);
+  if (order.folds()) order.grid = fold(order.scope == Scope::chunked ? order.chunk : length);
+  else if (order.scope == Scope::chunked) order.grid = chunk_grid(order);
   if (order.kind != Order::Kind::tiles) order.tile_height = order.tile_width = 0;
   return order;
 }
@@ -159,38 +135,52 @@ Permutation build(const Order& order, Index length) {
 
 // ---- text ---------------------------------------------------------------------------------------
 
+Grid read_grid(const std::string& where, std::string_view part, bool box_allowed) {
+  const std::vector<std::string_view> sides = split_text(part, 'x');
+  std::vector<Index> n;
+  if (sides.size() == 2 || (sides.size() == 3 && box_allowed))
+    for (const std::string_view side : sides) n.push_back(read_positive(side));
+  check(!n.empty() && std::count(n.begin(), n.end(), 0) == 0, where, ": expected HEIGHTxWIDTH",
+        box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", part, "'");
+  return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0], n[0] == 1};
+}
+
 Order parse_order(std::string_view text, Index length) {
+  const std::string where = "order (" + std::string(text) + ")";
+  const auto named = [&](const char* what, std::string_view name, std::span<const std::string_view> names) {
+    return find_name((where + what).c_str(), name, names);
+  };
   const std::vector<std::string_view> fields = split_text(text, ',');
   const auto [name, shape] = cut_text(fields[0], ':');
   Order order;
-  order.kind = static_cast<Order::Kind>(named_in(text, "", name, kOrderNames));
+  order.kind = static_cast<Order::Kind>(named("", name, kOrderNames));
   if (name != fields[0]) {
     const auto [front, behind] = cut_text(shape, '/');
     const bool tiles = order.kind == Order::Kind::tiles, folds = tiles && front == shape;
-    if (!folds) order.grid = read_grid(text, tiles ? front : shape, walks(order.kind, {1, 1, 2}));
+    if (!folds) order.grid = read_grid(where, tiles ? front : shape, walks(order.kind, {1, 1, 2}));
     if (tiles) {
-      const Grid tile = read_grid(text, folds ? shape : behind, false);
+      const Grid tile = read_grid(where, folds ? shape : behind, false);
       order.tile_height = tile.height, order.tile_width = tile.width;
     }
   }
-  check(order.kind != Order::Kind::automatic || fields.size() == 1, "order (", text,
-        "): auto takes a grid and no options; give them with an order of your own");
-  check(order.kind != Order::Kind::given || text == "given", "order (", text, "): given takes no grid and no options");
+  check(order.kind != Order::Kind::automatic || fields.size() == 1, where,
+        ": auto takes a grid and no options; give them with an order of your own");
+  check(order.kind != Order::Kind::given || text == "given", where, ": given takes no grid and no options");
   std::set<std::string_view> keys;
   for (const std::string_view field : std::span(fields).subspan(1)) {
     const auto [key, value] = cut_text(field, '=');
-    (void)named_in(text, ": option", key, kOptions);
-    if (key == "scope") order.scope = static_cast<Scope>(named_in(text, ": scope", value, kScopes));
-    else if (key == "steps") order.steps = static_cast<Steps>(named_in(text, ": steps", value, kSteps));
+    (void)named(": option", key, kOptions);
+    if (key == "scope") order.scope = static_cast<Scope>(named(": scope", value, kScopes));
+    else if (key == "steps") order.steps = static_cast<Steps>(named(": steps", value, kSteps));
     else {
       order.scope = Scope::chunked, order.chunk = read_positive(value);
-      check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
+      check(order.chunk > 0, where, ": chunk must be from 1 to 2147483647, got '", value, "'");
     }
-    check(keys.insert(key).second, "order (", text, "): option '", key, "' is given twice");
-    check(!keys.contains("chunk") || !keys.contains("scope"), "order (", text,
-          "): chunk=N is a scope of its own; give scope or chunk, not both");
+    check(keys.insert(key).second, where, ": option '", key, "' is given twice");
+    check(!keys.contains("chunk") || !keys.contains("scope"), where,
+          ": chunk=N is a scope of its own; give scope or chunk, not both");
   }
-  check_order(order, length, text);
+  check_order(order, length, where);
   return order;
 }
 
@@ -267,7 +257,7 @@ std::shared_ptr<const Permutation> PermutationCache::get(const Order& order, Ind
 }
 
 PermutationCache& permutation_cache() {
-  static PermutationCache cache(kCacheBytes);
+  static PermutationCache cache(std::size_t{256} << 20);  // 32 orders of 1 M tokens
   return cache;
 }
 

@@ -194,8 +194,7 @@ void check_given(const PlanSpec& spec) {
   if (spec.given.empty()) return;
   check(std::ssize(spec.given) == spec.length, "plan: the order given is of ", spec.given.size(), " tokens, a row has ",
         spec.length);
-  const auto rows = std::max<std::size_t>(spec.documents.size(), 1);
-  for (std::size_t row = 0; row < rows; ++row)
+  for (std::size_t row = 0; row < std::max<std::size_t>(spec.documents.size(), 1); ++row)
     (void)inverse_within(spec.given, spec.documents.empty() ? DocumentList{} : spec.documents[row], narrow(row));
 }
 

@@ -46,20 +46,19 @@ class Builder {
   /// The lowest and the highest of some numbers.
   struct Extremes {
     std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min();
+    void cover(Index x) { cover({x, x}); }
     void cover(const Interval& x) { low = std::min(low, narrow(x.low)), high = std::max(high, narrow(x.high)); }
   };
   using Extents = std::vector<Extremes>;  // of each tile
   /// Extremes of list[step row + first] among the rows of each tile.
-  template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
+  template <class List> Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) const {
     Extents out(tiles.size());
-    bool ends_tell = false;
+    bool ends_tell = is_line_;
     if constexpr (std::is_same_v<List, TokenList>) ends_tell = list.counts_up();
-    for (std::size_t tile = 0; tile < tiles.size(); ++tile)
-      for (Index row = tiles[tile].begin, last = tiles[tile].end - 1; row <= last; ++row) {
-        const Index x = list[at(step * row + first)];
-        out[tile].cover({x, x});
-        if (ends_tell && row + 1 < last) row = last - 1;
-      }
+    for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
+      const Index begin = tiles[tile].begin, last = tiles[tile].end - 1, by = ends_tell ? last - begin : 1;
+      for (Index row = begin; row <= last; row += std::max<Index>(by, 1)) out[tile].cover(list[at(step * row + first)]);
+    }
     return out;
   }
   using Levels = std::vector<Extents>;  // [level][i]: of tiles i << level .. (i + 1) << level
@@ -145,7 +144,9 @@ class Builder {
   /// These queries meet these keys: tiles of the lists.
   void meet(Range q, Range k) {
     candidates_.resize(t_.q_tile.size());
-    for (Index i = q.begin; i < q.end; ++i) candidates_[at(i)].push_back(k);
+    for (Ranges& its : std::span(candidates_).subspan(at(q.begin), at(q.end - q.begin)))
+      if (!its.empty() && its.back().end == k.begin) its.back().end = k.end;
+      else its.push_back(k);
   }
   /// The same, where all of them meet but for causality. They are the last of the lists.
   void meet_as_group(Range q, Range k) {
@@ -254,19 +255,19 @@ class Builder {
             const bool active = j == offset || (asks && !only_active_ask(mode));
             return Met{active ? s : -1, s, active ? Interval{s, s} : Interval{1, 0}, {s, s}};
           });
-    const auto met = [](const AxisRule& rule, Index cell) {
-      const Interval keys = rule.keys_of(cell);
-      return Met{rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}};
-    };
-    if (b.dimensions() == 1)
-      return add_box(1, [&, rule = AxisRule(b, 0, g_.cells(b, 0))](std::int32_t token, std::size_t, bool) {
-        return met(rule, g_.position(token));
-      });
-    std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
+    if (alternatives_.size() == 1 && outside_ == 0 && b.dimensions() == 1 &&
+        b.axes[0].dilation * b.axes[0].stride == 1 && !b.axes[0].borrows) {
+      is_line_ = true, boxes_.emplace_back();
+      std::iota(t_.axis[0].key.begin(), t_.axis[0].key.end(), 0);
+      return t_.q_token.empty() ? void() : add_line(AxisRule(b, 0, g_.length()), 0, std::ssize(t_.q_token));
+    }
+    std::array<std::vector<Met>, 3> by_cell;  // many tokens share one, and each asks and is asked
     for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
-      const Index cells = g_.cells(b, axis);
-      const AxisRule rule(b, axis, cells);
-      for (Index cell = 0; cell < cells; ++cell) by_cell[axis].push_back(met(rule, cell));
+      const AxisRule rule(b, axis, g_.cells(b, axis));
+      for (Index cell = 0; cell < g_.cells(b, axis); ++cell) {
+        const Interval keys = rule.keys_of(cell);
+        by_cell[axis].push_back({rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}});
+      }
     }
     add_box(b.dimensions(), [&](std::int32_t token, std::size_t axis, bool) -> const Met& {
       return by_cell[axis][at(g_.cell(b, axis, token))];
@@ -277,9 +278,7 @@ class Builder {
   template <class On> void add_box(std::size_t axes, const On& rule) {
     const std::size_t box = boxes_.size();
     boxes_.emplace_back();
-    const auto on = [&](std::int32_t token, std::size_t axis, bool asks) {
-      return axis < axes ? rule(token, axis, asks) : Met{};
-    };
+    const auto on = [&](auto token, auto axis, bool asks) { return axis < axes ? rule(token, axis, asks) : Met{}; };
     const auto of_each = [&](const Ranges& tiles, std::int32_t first, auto&& f) {
       for (auto tile = at(first); tile < tiles.size(); ++tile)
         for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) f(tile, at(row), at(row * t_.boxes) + box);
@@ -289,7 +288,7 @@ class Builder {
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = on(t_.k_token[row] - outside_, axis, false);
         t_.axis[axis].key[entry] = narrow(m.number);
-        keys[axis][tile].cover({m.cell, m.cell});
+        keys[axis][tile].cover(m.cell);
       }
     });
     of_each(t_.q_tile, prefix_.q_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
@@ -309,6 +308,20 @@ class Builder {
       std::fill_n(reach[axis].begin(), prefix_.q_tiles, Extremes{0, narrow(g_.length())});
       boxes_[box].cells.push_back({reach[axis], reach[axis], levels(std::move(keys[axis]))});
     }
+  }
+
+  /// The only box, of positions that ascend, where both ends of the keys move by at most one from
+  /// each to the next: the first and the last in turn tell of those between, or of each half.
+  void add_line(const AxisRule& rule, Index begin, Index end) {
+    const auto place = [&](Index row) { return g_.spec.queries ? Index{asking_[at(row)]} : row; };
+    const Interval first = rule.keys_of(place(begin)), last = rule.keys_of(place(end - 1));
+    const Index n = end - begin, low = last.low - first.low, high = last.high - first.high;
+    if (place(end - 1) - place(begin) != n - 1 || (n > 2 && (low % (n - 1) != 0 || high % (n - 1) != 0)))
+      return add_line(rule, begin, begin + n / 2), add_line(rule, begin + n / 2, end);
+    for (Index i = 0; i < n; ++i) t_.axis[0].low[at(begin + i)] = narrow(first.low + std::min(i, low));
+    for (Index i = 0; i < n; ++i) t_.axis[0].high[at(begin + i)] = narrow(first.high + std::min(i, high));
+    const auto keys = [&](Interval x, Index p) { return (t_.causal ? std::min(x.high, p) : x.high) - x.low + 1; };
+    if (counts_ahead_) t_.pairs += n * (keys(first, place(begin)) + keys(last, place(end - 1))) / 2;
   }
 
   /// The pairs of causal groups, whose lists may be long.
@@ -468,6 +481,7 @@ class Builder {
   } prefix_{};                      // those in front
   std::vector<Ranges> candidates_;  // of each tile of queries: tiles of keys that it may meet, besides the prefix
   std::size_t axes_ = 0;            // of every box
+  bool is_line_ = false;            // what the mask compares ascends from row to row
   bool counts_ahead_ = false;       // t_.pairs is known before tiles are found
   Test rank_;
   std::vector<Box> boxes_{1};

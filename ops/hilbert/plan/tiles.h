@@ -69,6 +69,8 @@ template <class F> decltype(auto) in_memory(Index tokens, F&& f) {
   }
 }
 
+/// Reads `HxW`, or `TxHxW` where a box is allowed.
+Grid read_grid(const std::string& where, std::string_view part, bool box_allowed);
 /// Throws unless documents fit rows, order and pattern.
 void check_documents(const PlanSpec& spec);
 

@@ -23,6 +23,7 @@
 #include "core/gradcheck.h"
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
+#include "ops/hilbert/kernels/compact.h"
 #include "ops/ops.h"
 #include "tests/support/reference.h"
 #include "tests/support/same_bits.h"
@@ -1210,6 +1211,22 @@ TEST(AttentionRoutes, EveryPassIsToldOnce) {
   EXPECT_EQ(passes["backward"], 2);
   for (int i = 0; i < 40; ++i) (void)run(in, plan, options_of(Backward::fused));
   EXPECT_EQ(attention_routes().size(), 64u);
+}
+
+// Both passes of the first call make the lists that they read, which stay with the plan; a later
+// call finds them, and so does whoever asks what it would choose.
+TEST(AttentionRoutes, TheFirstCallOfAPlanPaysForItsLists) {
+  const Inputs in = random_inputs(1, 300, 2, 2, 4);
+  const auto plan =
+      std::make_shared<const Plan>(spec_of(300, "slide:9", "row", Causality::none, DilationMode::all_queries, 2));
+  const Tiling& t = plan->tilings()[0];
+  (void)run(in, plan, options_of(Backward::fused));
+  using Kept = std::unique_ptr<const Compact>;
+  const Kept& kept = t.memo.get<Kept>({1}, [] { return Kept(); });
+  ASSERT_NE(kept, nullptr) << "the first call has made none, or others";
+  EXPECT_EQ(t.memo.get<Kept>({0}, [] { return Kept(); }), nullptr) << "nobody reads these";
+  (void)run(in, plan, options_of(Backward::fused));
+  EXPECT_EQ(&compact(t, true), kept.get());
 }
 
 // What a CPU chooses is told as the routes of a GPU are.

@@ -161,8 +161,7 @@ void cut(VisitSide& side, Index least) {
   for (Owner& owner : side.owner) {
     std::vector<Owner> its(at(side.parts), owner);
     for (Owner& part : its) part.visits = part.steps = 0, part.number = narrow(&part - its.data());
-    std::int32_t step = 0, taken = 0;
-    const std::int32_t first = narrow(visits.size());
+    std::int32_t step = 0, taken = 0, first = narrow(visits.size());
     for (std::int32_t number = owner.first, end = number + owner.visits; number < end; ++number)
       for (VisitSide::Visit v = side.visit[at(number)]; v.rows > 0; v.row += taken, v.rows -= taken) {
         Owner& part = its[at(step / each)];
@@ -269,12 +268,13 @@ class OwnerWalk {
   };
   /// All that the pairs of two owners depend on.
   void name(List& key, std::size_t q, std::size_t k, std::span<const ListedTile> listed) const {
-    const std::int32_t row = queries.owner[q].row, column = keys.owner[k].row;
-    const bool tiles = queries.owner[q].tiles > 1 || keys.owner[k].tiles > 1;  // and which of them
-    key = {tiles, queries.owner[q].rows, keys.owner[k].rows};
-    for (const ListedTile& tile : listed.first(tiles ? listed.size() : 0)) {
-      const Tiling::Range x = t_.q_tile[at(tile.q_tile)], y = t_.k_tile[at(tile.k_tile)];
-      key.insert(key.end(), {x.begin - row, x.end - row, y.begin - column, y.end - column, tile.partial});
+    const Owner &a = queries.owner[q], &b = keys.owner[k];
+    const bool tiles = a.tiles > 1 || b.tiles > 1;  // and which of them: where each begins and ends, in one number
+    key = {tiles, a.rows, b.rows};
+    for (const ListedTile& its : listed.first(tiles ? listed.size() : 0)) {
+      const Tiling::Range x = t_.q_tile[at(its.q_tile)], y = t_.k_tile[at(its.k_tile)];
+      key.push_back((x.begin - a.row) << 24 | (x.end - a.row) << 16 | (y.begin - b.row) << 9 | (y.end - b.row) << 1 |
+                    its.partial);
     }
     if (std::ranges::none_of(listed, &ListedTile::partial)) return;
     key.insert(key.end(), {shapes_[0].number[q], shapes_[1].number[k]});
