@@ -178,14 +178,16 @@ template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T
 /// out = factor x, or x itself packed; zeros pad whole vectors. Whether all of it is finite.
 template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, Index n, Sum<E> factor, Tile<E> out) {
   Bits<E> not_finite{};
-  const auto rows = [&]<class T, Index kRest>() {
+  const auto rows = [&]<class T, bool kFour>() {
     for (Index i = 0; i < n; ++i) {
       const T* const from = x.template row<const T>(i);
       if (i + kAhead < n)
         for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
           __builtin_prefetch(x.template row<const T>(i + kAhead) + d, 0, 2);
       const auto piece = [&](Index d, Index count) {
-        Vector<E> y = load<E>(from + d, count);
+        Vector<E> y{};  // in registers: what is stored in parts and read as a whole is waited for
+        if (!kFour || count != 4) y = load<E>(from + d, count);
+        for (int l = 0; l < (kFour && count == 4 ? 4 : 0); ++l) y[l] = static_cast<E>(from[d + l]);
         if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
           not_finite |= std::bit_cast<Bits<E>>(((y & 0x7fff7fffu) + 0x00800080u) & 0x80008000u);
         } else {
@@ -196,11 +198,11 @@ template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, In
       };
       Index d = 0;
       for (; d + kWhole<E> <= x.dim; d += kWhole<E>) piece(d, kWhole<E>);
-      if (kRest > 0 || d < x.dim) piece(d, kRest > 0 ? kRest : x.dim - d);
+      if (kFour || d < x.dim) piece(d, kFour ? 4 : x.dim - d);
     }
   };
   with_stored<E>(x.rows.type, [&]<class T>() {  // a rest of 4, as small heads have, is known to the compiler
-    x.dim % kWhole<E> == 4 ? rows.template operator()<T, 4>() : rows.template operator()<T, 0>();
+    x.dim % kWhole<E> == 4 ? rows.template operator()<T, !kPacked<E>>() : rows.template operator()<T, false>();
   });
   bool finite = true;
   for (int l = 0; l < kLanes<E>; ++l) finite = finite && not_finite[l] == 0;
@@ -234,7 +236,7 @@ template <class E> struct FactorRows {
       for (Index i = 0; i < n; i += 2)
         for (Index d = 0; d < packed<E>(dim); d += kLanes<E>) {
           const Vector<E> a = vector_at(at.row(i) + d), b = i + 1 < n ? vector_at(at.row(i + 1) + d) : Vector<E>{};
-          interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), twos.row(i / 2) + 2 * d, kEachHalf);
+          interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), twos.row(i / 2) + 2 * d, kEach<std::uint16_t>);
         }
   }
 };
