@@ -107,7 +107,7 @@ static void make_room(auto& list, std::size_t more) {
   if (list.capacity() - list.size() < more) list.reserve(std::bit_ceil((list.size() + more) | 15));
 }
 void Tape::know(Known known) {
-  make_room(slots_, 1);
+  make_room(known_, 1), make_room(slots_, 1);
   known_.push_back(std::move(known));
   detail::put(slots_, known_.back().id, static_cast<Slot>(known_.size() - 1));
 }

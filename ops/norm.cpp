@@ -38,8 +38,7 @@ struct Norm final : Function {
   }
 
   std::vector<Tensor> backward(const Tensor& gradient) override {
-    const Tensor &x = saved(0), &w = saved(1), &mean = saved(2), &rstd = saved(3);
-    const Tensor dy = dense(gradient);
+    const Tensor &x = saved(0), &w = saved(1), &mean = saved(2), &rstd = saved(3), dy = dense(gradient);
     const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0;
     std::vector<Tensor> d(3);  // of x, w and b
     if (wants(0)) d[0] = empty_like(x);
@@ -56,11 +55,12 @@ struct Norm final : Function {
           if (wants(i)) d[i] = empty({cols}, x.dtype(), x.device());
         kernels::norm_columns(where, op, to_write(d[1]), to_write(d[2]), partial.mutable_data<double>(), kGpuRowPieces);
       } else {
-        const Index per_piece = (rows + kRowPieces - 1) / kRowPieces;
+        const Index pieces = wants(1) || wants(2) ? kRowPieces : std::min(kRowPieces, 1 + rows * cols / kWorthATask);
+        const Index per_piece = (rows + pieces - 1) / pieces;  // a few rows are one, where nothing sums them
         const auto sums = [&](bool wanted) { return wanted ? zeros({kRowPieces, cols}, rstd.dtype()) : Tensor(); };
         Tensor dw = sums(wants(1)), db = sums(wants(2));
         W *const sum_w = dw ? dw.mutable_data<W>() : nullptr, *const sum_b = db ? db.mutable_data<W>() : nullptr;
-        parallel_each(kRowPieces, 1, [&](Index piece) {
+        parallel_each(pieces, 1, [&](Index piece) {
           kernels::norm_rows_backward(where, op, std::min(piece * per_piece, rows),
                                       std::min((piece + 1) * per_piece, rows), sum_w ? sum_w + piece * cols : nullptr,
                                       sum_b ? sum_b + piece * cols : nullptr);

@@ -88,6 +88,19 @@ TEST(Norm, ScaleFreeAndNanStaysInItsRow) {
     for (std::size_t i = 0; i < 99; ++i) EXPECT_EQ(std::isnan(bad.to_vector()[i]), i / 33 == 1);
 }
 
+TEST(Norm, RowsThatNothingSumsAreCutOtherwise) {
+  for (const Index rows : {1, 7, 3001}) {
+    const Tensor x = random(real({rows, 33}), 5), w = random(real({33}), 6), dy = random(real({rows, 33}), 7);
+    const auto dx = [&](bool sums) {
+      Tape tape;
+      tape.watch(x);
+      if (sums) tape.watch(w);
+      return tape.backward(rms_norm(x, w), dy)[x].to_vector();
+    };
+    EXPECT_EQ(dx(false), dx(true)) << rows;
+  }
+}
+
 TEST(Norm, OfNothing) {
   EXPECT_EQ(layer_norm(empty({3, 0}), empty({0}), empty({0})).shape(), (Shape{3, 0}));
   EXPECT_EQ(rms_norm(empty({3, 0}), empty({0})).shape(), (Shape{3, 0}));

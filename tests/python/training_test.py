@@ -1,8 +1,11 @@
 """A small GPT written with torch.nn, its attention swapped by one line: it trains as with torch's own softmax. And the
-example of points, for a few steps: along four curves they learn from their neighbours, as they come they do not."""
+example of points, for a few steps: along four curves they learn from their neighbours, as they come they do not. And
+the smallest model, which loses the same in torch as in C++, from the same start."""
 
+import json
 import os
 import pathlib
+import subprocess
 import sys
 import unittest
 
@@ -90,6 +93,18 @@ class Training(unittest.TestCase):
         deep = bool(os.environ.get("HILT_DEEP"))
         along, aside = (points.main(curves, steps=250 if deep else 150) for curves in ("all", "row"))
         self.assertGreater(along, aside + (20 if deep else 5))
+
+    def test_names_lose_the_same_in_torch_and_every_way_of_ours(self):
+        sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "bench" / "peers"))
+        import names
+
+        ways = ["fused", "taped", "token", "scalar"]
+        said = subprocess.run([os.environ["NAMES"], "1000", *ways], check=True, capture_output=True, text=True).stdout
+        ours, theirs = [json.loads(line) for line in said.splitlines()], names.run(1000, False)
+        self.assertEqual([o["library"] for o in ours], ways)
+        for way in ours:
+            for loss in ("mean_loss", "last_loss"):
+                self.assertAlmostEqual(way[loss], theirs[loss], delta=1e-4, msg=f"{way['library']}: {loss}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ constexpr Index kLine = 64;  // bytes of a cache line
 
 template <class W> using Bits = decltype(Vector<W>{} < Vector<W>{});  // integers of the same size
 template <class W> using Lane = std::conditional_t<sizeof(W) == 8, std::int64_t, std::int32_t>;
+template <class W> constexpr auto kEach = std::make_integer_sequence<int, kLanes<W>>();
 template <class W> constexpr W kMinusInfinity = -std::numeric_limits<W>::infinity();
 
 template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
@@ -112,7 +113,6 @@ template <int... Lane>
   const Halves y = __builtin_shufflevector(x, x, (Lane % 2 * (kHalves / 2) + Lane / 2)...);
   __builtin_memcpy(to, &y, sizeof y);
 }
-constexpr auto kEachHalf = std::make_integer_sequence<int, kHalves>();
 
 /// A tile of sums where a left factor takes their place, see pack_row(); written by memcpy alone.
 template <class E> Tile<E> factor(Tile<Sum<E>> x) { return {reinterpret_cast<E*>(x.at), x.pitch}; }
@@ -130,7 +130,7 @@ template <class E> void pack_row(Sum<E>* row, Index n) {
 template <class E> void pack_columns(const Sum<E>* a, const Sum<E>* b, Index n, Sum<E>* to) {
   for (Index j = 0; j < n; j += kLanes<E>)
     interleave(rounded<E>(vector_at(a + j), b ? vector_at(b + j) : Vector<Sum<E>>{}), reinterpret_cast<Bf16x2*>(to + j),
-               kEachHalf);
+               kEach<std::uint16_t>);
 }
 
 // ---- listed pairs of a tile, one by one ---------------------------------------------------------
@@ -170,7 +170,7 @@ template <class W, int N = (kLanes<W> < 4 ? 2 : 4)>
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i) sum[i] += left * vector_at(to[i] + d);
     }
-    const Vector<W> all = sums_of<N, W>(sum, std::make_integer_sequence<int, kLanes<W>>());
+    const Vector<W> all = sums_of<N, W>(sum, kEach<W>);
     __builtin_memcpy(out, &all, N * sizeof(W));
   }
   if constexpr (N > 1) dots<W, N / 2>(row, x, at, n, wide, out);

@@ -110,7 +110,7 @@ template <class Void> struct Listed {
   Index b, h, dim, first;
   const std::int32_t* token;
   Index at(Index i) const { return first + token[i]; }
-  template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, at(i), h); }
+  template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, first, h) + token[i] * rows.token; }
 };
 
 /// One head at one place, which a task is about.
@@ -156,19 +156,19 @@ template <class Void> [[gnu::always_inline]] inline void prefetch(const Listed<V
 }
 
 constexpr Index kAhead = 16;  // rows, asked for before they are read: no prefetcher sees strides
+template <class E> constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;  // elements of a vector
 
 /// `count` elements of a row, from whole vectors of E or less: then zeros follow.
 template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T* from, Index count) {
-  constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
   Vector<E> line{};
   if constexpr (kPacked<E> || std::is_same_v<T, E>) {
 #pragma GCC unroll 6
-    for (Index part = kWhole, d = 0; part > 0; part /= 2)  // by halves: count is known to the compiler where it is all
+    for (Index part = kWhole<E>, d = 0; part > 0; part /= 2)  // by halves: where it is all, the compiler knows count
       if (count & part) __builtin_memcpy(reinterpret_cast<T*>(&line) + d, from + d, part * sizeof(T)), d += part;
   } else {
-    E wide[kWhole] = {};
-    if (count >= kWhole)
-      for (int l = 0; l < kWhole; ++l) wide[l] = static_cast<E>(from[l]);
+    E wide[kWhole<E>] = {};
+    if (count >= kWhole<E>)
+      for (int l = 0; l < kWhole<E>; ++l) wide[l] = static_cast<E>(from[l]);
     else
       for (Index l = 0; l < count; ++l) wide[l] = static_cast<E>(from[l]);
     line = std::bit_cast<Vector<E>>(wide);
@@ -177,16 +177,17 @@ template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T
 }
 /// out = factor x, or x itself packed; zeros pad whole vectors. Whether all of it is finite.
 template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, Index n, Sum<E> factor, Tile<E> out) {
-  constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
   Bits<E> not_finite{};
-  with_stored<E>(x.rows.type, [&]<class T>() {
+  const auto rows = [&]<class T, bool kFour>() {
     for (Index i = 0; i < n; ++i) {
       const T* const from = x.template row<const T>(i);
       if (i + kAhead < n)
         for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
           __builtin_prefetch(x.template row<const T>(i + kAhead) + d, 0, 2);
       const auto piece = [&](Index d, Index count) {
-        Vector<E> y = load<E>(from + d, count);
+        Vector<E> y{};  // in registers: what is stored in parts and read as a whole is waited for
+        if (!kFour || count != 4) y = load<E>(from + d, count);
+        for (int l = 0; l < (kFour && count == 4 ? 4 : 0); ++l) y[l] = static_cast<E>(from[d + l]);
         if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
           not_finite |= std::bit_cast<Bits<E>>(((y & 0x7fff7fffu) + 0x00800080u) & 0x80008000u);
         } else {
@@ -196,9 +197,12 @@ template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, In
         vector_at(out.row(i) + (kPacked<E> ? d / 2 : d)) = y;
       };
       Index d = 0;
-      for (; d + kWhole <= x.dim; d += kWhole) piece(d, kWhole);
-      if (d < x.dim) piece(d, x.dim - d);
+      for (; d + kWhole<E> <= x.dim; d += kWhole<E>) piece(d, kWhole<E>);
+      if (kFour || d < x.dim) piece(d, kFour ? 4 : x.dim - d);
     }
+  };
+  with_stored<E>(x.rows.type, [&]<class T>() {  // a rest of 4, as small heads have, is known to the compiler
+    x.dim % kWhole<E> == 4 ? rows.template operator()<T, !kPacked<E>>() : rows.template operator()<T, false>();
   });
   bool finite = true;
   for (int l = 0; l < kLanes<E>; ++l) finite = finite && not_finite[l] == 0;
@@ -216,9 +220,7 @@ template <class E> struct FactorRows {
     if constexpr (kPacked<E>) {
       if (summed) twos = c.tile<E>(kTile / 2, 2 * whole_vectors<E>(packed<E>(dim)));
       wide = c.tile<Sum<E>>(kTile, dim);
-    } else {
-      wide = at;
-    }
+    } else wide = at;
   }
   void read(const Listed<const void>& x, Index n, Sum<E> factor) {
     finite = gather(x, n, factor, at), is_wide = !kPacked<E>;
@@ -234,7 +236,7 @@ template <class E> struct FactorRows {
       for (Index i = 0; i < n; i += 2)
         for (Index d = 0; d < packed<E>(dim); d += kLanes<E>) {
           const Vector<E> a = vector_at(at.row(i) + d), b = i + 1 < n ? vector_at(at.row(i + 1) + d) : Vector<E>{};
-          interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), twos.row(i / 2) + 2 * d, kEachHalf);
+          interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), twos.row(i / 2) + 2 * d, kEach<std::uint16_t>);
         }
   }
 };

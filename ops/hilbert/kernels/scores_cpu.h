@@ -293,9 +293,7 @@ W fold(Vector<W> x, Op op, std::integer_sequence<int, Lane...> lanes) {
   if constexpr (Width == 0) return x[0];
   else return fold<Width / 2, W>(op(x, __builtin_shufflevector(x, x, ((Lane + Width) % kLanes<W>)...)), op, lanes);
 }
-template <class W, class Op> W fold(Vector<W> x, Op op) {
-  return fold<kLanes<W> / 2, W>(x, op, std::make_integer_sequence<int, kLanes<W>>());
-}
+template <class W, class Op> W fold(Vector<W> x, Op op) { return fold<kLanes<W> / 2, W>(x, op, kEach<W>); }
 
 /// e^x of weights, in fewer steps: x is not above 88; below the normal numbers is 0, NaN stays.
 /// Factors that get 8 bits are right to 2.8e-6.
