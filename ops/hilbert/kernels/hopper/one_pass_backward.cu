@@ -164,15 +164,14 @@ template <class M, bool kLeads> struct Loader {
       close_copies();
       return;
     }
-    using Lanes = Gather<M::D>;
-    const int chunk = lane % Lanes::kLanes;
+    constexpr int kTogether = 4, kLanes = Gather<M::D>::kLanes;  // as many addresses as there are registers for
+    const int chunk = lane % kLanes;
     const Half* const base = from.at(batch, head) + chunk * 8;
-    constexpr int kTogether = 4;  // as many addresses as there are registers for
-    const auto row_of = [&](int i) { return Lanes::kOfWarp * i + lane / Lanes::kLanes; };
+    const auto row_of = [&](int i) { return Gather<M::D>::kOfWarp * i + lane / kLanes; };
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll 1
-      for (int group = 0; group < Lanes::kLanes; group += kTogether) {
+      for (int group = 0; group < kLanes; group += kTogether) {
         int its[kTogether];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) its[i] = __shfl_sync(~0u, token[j], row_of(group + i));
