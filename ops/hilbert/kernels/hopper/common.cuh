@@ -466,18 +466,21 @@ template <class M, class Loader> __device__ __forceinline__ void load_items(Load
   announce(to.owned.full());
 }
 
-/// A thread that loads: eight share a row, 16 bytes of every 128 a thread, so that lines stay
-/// whole; it has rows row + 16 i of a tile. What is beyond the rows or columns there are is zero.
-struct Gather {
-  int row = static_cast<int>(threadIdx.x) / 8, chunk = static_cast<int>(threadIdx.x) % 8;
+/// A thread that loads: eight share a row, or four a short one, 16 bytes of every 128 a thread, so
+/// that lines stay whole; it has rows row + kApart i of a tile. What is beyond the rows or columns
+/// there are is zero.
+template <int D> struct Gather {
+  static constexpr int kLanes = D < 64 ? D / 8 : 8, kOfWarp = kWarp / kLanes, kApart = kWarpgroup / kLanes;
+  static constexpr int kOfStep = kCell / kApart;  // a thread's rows of a step
+  int row = static_cast<int>(threadIdx.x) / kLanes, chunk = static_cast<int>(threadIdx.x) % kLanes;
   std::uint32_t at = swizzled(static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(chunk));
   int chunks;  // of a row
   __device__ explicit Gather(int of_row) : chunks(of_row) {}
 
-  // Each thread fetches one token of up to 128 rows, early; a shuffle hands it on to the eight
-  // lanes that copy that row.
+  // Each thread fetches one token of up to 128 rows, early; a shuffle hands it on to the lanes that
+  // copy that row.
   int lane = static_cast<int>(threadIdx.x) % kWarp,
-      mine = 16 * (lane / 4) + 4 * (static_cast<int>(threadIdx.x) / kWarp) + lane % 4;
+      mine = kApart * (lane / kOfWarp) + kOfWarp * (static_cast<int>(threadIdx.x) / kWarp) + lane % kOfWarp;
   /// This thread's of a step's rows, or of more: the token of row `mine`, -1 beyond them.
   __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& rows) const {
     return mine < rows.rows ? __ldg(list.data() + rows.row + mine) : -1;
@@ -488,10 +491,10 @@ struct Gather {
     const int i = mine % kCell;
     return i < (second ? b.rows : a.rows) ? (second ? b.row : a.row) + i : -1;
   }
-  /// The tokens of rows row + 16 i of a tile, from what each thread holds.
+  /// The tokens of rows row + kApart i of a tile, from what each thread holds.
   template <int kRows> __device__ __forceinline__ void hand_out(int held, int (&token)[kRows]) const {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) token[i] = __shfl_sync(~0u, held, 4 * i + lane / 8);
+    for (int i = 0; i < kRows; ++i) token[i] = __shfl_sync(~0u, held, kOfWarp * i + lane / kLanes);
   }
   /// Those rows, to a stage whose barrier is `full`; whole: all rows of the tile are there.
   template <class Tile, bool kGathers = true, int kRows>
@@ -500,8 +503,8 @@ struct Gather {
     if (!kGathers || (whole && x.of.mapped)) {
       if (threadIdx.x == 0)
 #pragma unroll
-        for (int i = 0; i < kRows; i += kCell / 16)
-          load_boxes<Tile>(tile + static_cast<std::uint32_t>(i) * 16 * kPanelRow, x, token[i], full);
+        for (int i = 0; i < kRows; i += kOfStep)
+          load_boxes<Tile>(tile + static_cast<std::uint32_t>(i) * kApart * kPanelRow, x, token[i], full);
       return;
     }
     const Half* const mine = x.base + chunk * 8;
@@ -511,7 +514,7 @@ struct Gather {
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel)
         copy_16(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel + at +
-                    static_cast<std::uint32_t>(i) * 16 * kPanelRow,
+                    static_cast<std::uint32_t>(i) * kApart * kPanelRow,
                 line + panel * 64, token[i] >= 0 && panel * 8 + chunk < chunks);
     }
   }
@@ -519,7 +522,7 @@ struct Gather {
   template <class Tile>
   __device__ __forceinline__ void copy_held(std::uint32_t tile, int held, const HeadRows& x, bool whole = false,
                                             std::uint32_t full = 0) const {
-    int token[Tile::kRows / 16];
+    int token[Tile::kRows / kApart];
     hand_out(held, token);
     copy<Tile>(tile, token, x, whole, full);
   }
@@ -554,7 +557,7 @@ __device__ __forceinline__ void run_block(const Problem& p, const Multiply& mult
   __syncthreads();
   if (group == 0) {
     fewer_registers<M::kProducerRegisters>();
-    load_items<M>(Loader{p, rings, Gather(p.chunks)});
+    load_items<M>(Loader{p, rings, Gather<M::D>(p.chunks)});
     return;
   }
   more_registers<registers_left((1 + kHalves) * kWarpgroup, M::kProducerRegisters)>();

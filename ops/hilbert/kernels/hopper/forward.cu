@@ -8,12 +8,12 @@
 // lines stay whole; 64 rows whose tokens count up, by the copy engine. The other warpgroups own
 // 64 queries each: S by wgmma from shared memory, masked by the bits of its cells where those are
 // not full, the softmax in registers, and P, which is already laid out as an operand, times V. The
-// next S is multiplied while the softmax of this one runs, and at head dim 64 these warpgroups
+// next S is multiplied while the softmax of this one runs, and to head dim 64 these warpgroups
 // take turns at the exponentials. The tokens of a group need no order inside it, and no permuted
 // copy of anything exists.
 //
 // A stage has one or two steps of 64 keys: two keep the tensor cores busier, one leaves out more.
-// At head dim 64 exponentials bound a warpgroup: where all rows come by the copy engine, loaders
+// To head dim 64 exponentials bound a warpgroup: where all rows come by the copy engine, loaders
 // need few registers, and three warpgroups multiply, for 192 queries.
 //
 // Merges: the state of an online softmax goes on, or ends here: O so far is f32, O' f32 or final.
@@ -67,7 +67,7 @@ template <int D_, int kKeys, Extra kExtra, int kHalves_ = 2> struct Layout {
 template <class M> struct Loader {
   const ForwardProblem& p;
   Rings<M> to;
-  const Gather gather;
+  const Gather<M::D> gather;
   Walk walk;
   int query = -1, key = -1;  // tokens of this thread, for what is loaded next
   struct Stage {
@@ -97,7 +97,7 @@ template <class M> struct Loader {
         load_boxes<typename M::Queries>(to.owned.tile() + static_cast<std::uint32_t>(row) * kPanelRow, q, query + row,
                                         to.owned.full());
     } else if (x.steps > 0) {
-      gather.copy_held<typename M::Queries>(to.owned.tile(), query, q, x.rows == kTile, to.owned.full());
+      gather.template copy_held<typename M::Queries>(to.owned.tile(), query, q, x.rows == kTile, to.owned.full());
     }
     if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table(), true);
     announce(to.owned.full());
@@ -111,17 +111,18 @@ template <class M> struct Loader {
       stage = {};
       if (walk.left > 0) fetch_stage();
       to.streamed.wait_empty();
-      int token[4 * M::kSteps];
+      constexpr int kRows = Gather<M::D>::kOfStep;
+      int token[kRows * M::kSteps];
       gather.hand_out(held, token);
       bool whole = its.step[0].rows == kCell;
       if (const int rows = its.step[M::kSteps - 1].rows; rows > 0) {
         whole = whole && rows == kCell;
       } else {  // no key attends there: the first step's rows once more
 #pragma unroll
-        for (int i = 0; i < 4; ++i) token[4 * (M::kSteps - 1) + i] = token[i];
+        for (int i = 0; i < kRows; ++i) token[kRows * (M::kSteps - 1) + i] = token[i];
       }
       const auto copy = [&](const auto& ring, const HeadRows& x) {
-        gather.copy<Keys, M::kHalves == 2>(ring.tile(), token, x, whole, ring.full());
+        gather.template copy<Keys, M::kHalves == 2>(ring.tile(), token, x, whole, ring.full());
       };
       copy(to.streamed, k);
       if (threadIdx.x == 0) {  // the next stage's steps too, which are then known before it is full
@@ -214,7 +215,7 @@ template <class E, class M> struct Attend {
   int its_batch = 0, its_head = 0, its_row = 0;
   RowSite query[2];
 
-  static constexpr bool kTurns = D == 64;
+  static constexpr bool kTurns = D <= 64;
   __device__ __forceinline__ void wait_turn() const {
     if constexpr (kTurns) named_sync(kSoftmaxBarrier + at.half, 2 * kWarpgroup);
   }
@@ -462,7 +463,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
   const VisitsView& visits = visits_on_device(*f.tiling, where);
   const bool narrow = f.o.type != DType::f32,
              alone = narrow && f.fresh && f.sizes.scale > 1e-6;  // slopes over the scale must be in f32
-  const bool threes = D == 64 && extra_of(f, alone, visits.eights) < Extra::drops && narrow && visits.queries.wide &&
+  const bool threes = D <= 64 && extra_of(f, alone, visits.eights) < Extra::drops && narrow && visits.queries.wide &&
                       !visits.threes.owner.empty() && q.mapped && k.mapped && v.mapped;
   const auto with = [&](const Work& work) {
     ForwardProblem p{work};
@@ -489,7 +490,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms) p.terms = score_terms<D>(where, f, true);
       if (kExtra == Extra::terms || kExtra == Extra::cap) p.scale_log2 = kLog2e;  // scores have their scale
-      if constexpr (D == 64 && kExtra < Extra::drops)
+      if constexpr (D <= 64 && kExtra < Extra::drops)
         if (threes) return run.template operator()<Layout<D, 2 * kCell, kExtra, 3>>();
       // There are registers for what is looked up of 64 keys.
       const bool looks_up = f.terms && (f.terms->table || f.terms->slopes_on_grid);

@@ -9,7 +9,7 @@
 namespace hilt::kernels::hopper {
 
 constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, items of a launch
-constexpr int kDims[] = {64, 96, 128, 192, 256};
+constexpr int kDims[] = {32, 64, 96, 128, 192, 256};
 
 /// The tiling that forward() and stream_backward() walk where queries, or keys, are owned.
 inline const Tiling& walked(const AttentionPass& p, bool keys_own) {

@@ -24,8 +24,8 @@ template <int D_> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kBehind = false;
   static constexpr int kProducerRegisters = 56;
-  static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
-  static constexpr int kStages = D == 64 ? 4 : 2;
+  static constexpr int kTogether = D <= 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
+  static constexpr int kStages = D <= 64 ? 4 : 2;
   using Keys = Tile<D, kTile>;
   using Queries = Tile<D, kCell>;
   using OwnedRing = Ring<2, 2 * Keys::kBytes>;  // K and V of two owners in flight
@@ -44,7 +44,7 @@ template <int D_> struct Layout {
 template <class M> struct Loader {
   const OnePass& p;
   Rings<M> to;
-  const Gather gather;
+  const Gather<M::D> gather;
   Walk walk;
   int key = -1, query = -1;  // tokens of this thread, for what is loaded next
 
@@ -53,8 +53,8 @@ template <class M> struct Loader {
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
     to.streamed.wait_empty();
-    gather.copy_held<Queries>(to.streamed.tile(), query, {p.q, x.batch, head});
-    gather.copy_held<Queries>(to.streamed.tile() + Queries::kBytes, query, {p.d_o, x.batch, head});
+    gather.template copy_held<Queries>(to.streamed.tile(), query, {p.q, x.batch, head});
+    gather.template copy_held<Queries>(to.streamed.tile() + Queries::kBytes, query, {p.d_o, x.batch, head});
     if (gather.mine < kCell)
       copy_4(to.lse() + static_cast<std::uint32_t>(gather.mine) * 4,
              p.lse + p.row(x.batch, head) * p.length + max(query, 0), query >= 0);
@@ -71,8 +71,8 @@ template <class M> struct Loader {
   __device__ __forceinline__ void load(const Item& x) {
     using Keys = typename M::Keys;
     if (x.steps > 0) {
-      gather.copy_held<Keys>(to.owned.tile(), key, {p.k, x.batch, x.head});
-      gather.copy_held<Keys>(to.owned.tile() + Keys::kBytes, key, {p.v, x.batch, x.head});
+      gather.template copy_held<Keys>(to.owned.tile(), key, {p.k, x.batch, x.head});
+      gather.template copy_held<Keys>(to.owned.tile() + Keys::kBytes, key, {p.v, x.batch, x.head});
     }
     announce(to.owned.full());
     to.owned.next();
@@ -91,7 +91,7 @@ template <class M> struct Loader {
 // ---- multiplies
 
 template <class E, class M> struct Multiplier {
-  static constexpr int D = M::D;
+  static constexpr int D = M::D, kColumns = D < 64 ? D : 64;  // of dQ, that a warpgroup forms
   const OnePass& p;
   const Lane at;
   Rings<M> from;
@@ -185,12 +185,12 @@ template <class E, class M> struct Multiplier {
     from.streamed.release();
     from.streamed.next();
   }
-  /// dQ = dS K of a step, 64 columns from `column` on, once dS is written.
+  /// dQ = dS K of a step, of columns from `column` on, once dS is written.
   __device__ __forceinline__ void form_dq(int i, const Step& step, int column, std::uint32_t ds, std::uint32_t k_panel,
                                           float (&dk)[D / 2], float (&dv)[D / 2]) {
     const Item its = from.items.read();
     const int head = p.query_head[i], batch = its.batch;
-    float dq[32];
+    float dq[kColumns / 2];
     Half* to[2];
     named_sync(kWrittenBarrier, kMultiplying);
     wgmma_begin();
@@ -212,7 +212,7 @@ template <class E, class M> struct Multiplier {
     for (int h = 0; h < 2; ++h) {
       if (p.redo_queries && to[h] && !is_finite(dq, h))
         p.redo_query(batch, head, step.row + at.warp * 16 + at.lane / 4 + 8 * h);
-      store_row<E, 8>(to[h], dq, h, p.scale, at.quad(), p.chunks - column / 8);
+      store_row<E, kColumns / 8>(to[h], dq, h, p.scale, at.quad(), p.chunks - column / 8);
     }
   }
 

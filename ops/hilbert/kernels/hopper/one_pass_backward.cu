@@ -1,6 +1,6 @@
 // Attention on Hopper, backward, in one pass over the scores, for any number of owners of keys. A
 // block owns 128 keys of a key head (64 a warpgroup): K and V stay in shared memory, dK and dV in
-// registers. It meets tiles of queries, 128 of them at head dim 64, else 64:
+// registers. It meets tiles of queries, 128 of them to head dim 64, else 64:
 //
 //   S^T = K Q^T      P^T = e^(c S^T - L)      dP^T = V dO^T      dS^T = P^T (dP^T - Delta)
 //   dV += P^T dO     dK += dS^T Q             A from registers
@@ -72,7 +72,7 @@ template <int D_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kDistances = kExtra == Extra::distances, kCaps = kExtra == Extra::cap,
                         kDrops = kExtra == Extra::drops;
-  static constexpr int kQueries = D == 64 ? 128 : 64;  // of a tile
+  static constexpr int kQueries = D <= 64 ? 128 : 64;  // of a tile
   static constexpr int kSteps = kQueries / kCell;
   using Keys = Tile<D, kTile>;
   using Queries = Tile<D, kQueries>;
@@ -80,12 +80,13 @@ template <int D_, Extra kExtra> struct Layout {
   static constexpr std::uint32_t kMeetings = 8;
   static constexpr std::uint32_t kSlopePanel = kTile * kPanelRow;     // dS^T of 64 queries
   static constexpr std::uint32_t kSlopeBytes = kSteps * kSlopePanel;  // of a tile
-  static constexpr std::uint32_t kPartBytes = kSumBytes / 2;          // what a warpgroup has of dQ of a tile
-  static_assert(kPartBytes == kWarpgroup * 32 * 4);
+  static constexpr int kColumns = D < 64 ? D : 64;                    // of dQ, that a warpgroup forms
+  static constexpr std::uint32_t kPartBytes = kWarpgroup * kColumns * 2, kDqBytes = 2 * kPartBytes;  // of a tile
+  static_assert(kDqBytes <= kSumBytes);
   static constexpr std::uint32_t kRowBytes = kQueries * 4;  // of a statistic
   static constexpr std::uint32_t keys = 0, values = keys + Keys::kBytes, queries = values + Keys::kBytes,
                                  slopes = queries + 2 * 2 * Queries::kBytes, sums = slopes + 2 * kSlopeBytes,
-                                 rows = sums + 2 * kSumBytes, meetings = rows + 2 * 2 * kRowBytes,
+                                 rows = sums + 2 * kDqBytes, meetings = rows + 2 * 2 * kRowBytes,
                                  barriers = meetings + kMeetings * sizeof(Meeting),
                                  size = barriers + Places<kMeetings>::kBytes + 2 * Places<1>::kBytes +
                                         4 * Places<2>::kBytes;
@@ -119,7 +120,7 @@ template <class M> struct Room {
   __device__ std::uint32_t q(unsigned use) const { return base + M::queries + use % 2 * (2 * M::Queries::kBytes); }
   __device__ std::uint32_t d_o(unsigned use) const { return q(use) + M::Queries::kBytes; }
   __device__ std::uint32_t ds(unsigned use) const { return base + M::slopes + use % 2 * M::kSlopeBytes; }
-  __device__ std::uint32_t dq(unsigned use) const { return base + M::sums + use % 2 * kSumBytes; }
+  __device__ std::uint32_t dq(unsigned use) const { return base + M::sums + use % 2 * M::kDqBytes; }
   __device__ std::uint32_t lse(unsigned use) const { return base + M::rows + use % 2 * (2 * M::kRowBytes); }
   __device__ std::uint32_t delta(unsigned use) const { return lse(use) + M::kRowBytes; }
   __device__ std::uint32_t met(unsigned use) const {
@@ -148,7 +149,7 @@ template <class M, bool kLeads> struct Loader {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   unsigned tiles = 0, keys = 0;  // so far
 
-  /// Rows through the list of tokens, eight lanes a row; of every 32 rows a lane fetches a token.
+  /// Rows through the list of tokens, as Gather does; of every 32 rows a lane fetches a token.
   /// Whole tiles of tokens that count up come by the copy engine.
   template <class T, int N>
   __device__ __forceinline__ void gather(std::uint32_t tile, const int (&token)[N], const Source& from, int batch,
@@ -163,20 +164,21 @@ template <class M, bool kLeads> struct Loader {
       close_copies();
       return;
     }
-    const int chunk = lane % 8;
+    constexpr int kTogether = 4, kLanes = Gather<M::D>::kLanes;  // as many addresses as there are registers for
+    const int chunk = lane % kLanes;
     const Half* const base = from.at(batch, head) + chunk * 8;
-    constexpr int kTogether = 4;  // as many addresses as there are registers for
+    const auto row_of = [&](int i) { return Gather<M::D>::kOfWarp * i + lane / kLanes; };
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll 1
-      for (int group = 0; group < 8; group += kTogether) {
+      for (int group = 0; group < kLanes; group += kTogether) {
         int its[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) its[i] = __shfl_sync(~0u, token[j], 4 * (group + i) + lane / 8);
+        for (int i = 0; i < kTogether; ++i) its[i] = __shfl_sync(~0u, token[j], row_of(group + i));
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           const Half* const line = base + static_cast<std::int64_t>(max(its[i], 0)) * from.token;
-          const auto row = static_cast<std::uint32_t>(4 * (group + i) + lane / 8);
+          const auto row = static_cast<std::uint32_t>(row_of(group + i));
           const std::uint32_t to =
               tile + static_cast<std::uint32_t>(32 * j) * kPanelRow + swizzled(row, static_cast<std::uint32_t>(chunk));
 #pragma unroll
@@ -288,21 +290,22 @@ template <class M> struct Adder {
   __device__ __forceinline__ void run(unsigned use) const {
     for (Meeting x = offer(use); !(x.turn & Meeting::kStop); use += 2) {
       const std::uint32_t rank = x.turn >> Schedule::kRankShift, part = room.dq(use);
-      std::uint8_t* const sum = reinterpret_cast<std::uint8_t*>(p.sums) + static_cast<std::int64_t>(x.tile) * kSumBytes;
+      std::uint8_t* const sum =
+          reinterpret_cast<std::uint8_t*>(p.sums) + static_cast<std::int64_t>(x.tile) * M::kDqBytes;
       std::uint32_t* const added = p.added + x.tile;
       if (rank > 0) {  // asked before the part is there
         while (load_acquire(added) != rank) {}
         fence_for_bulk();
       }
       if (takes_back(x.turn)) {
-        barrier_expect(room.sum.empty(use), kSumBytes);
-        bulk_load(part, sum, kSumBytes, room.sum.empty(use));
+        barrier_expect(room.sum.empty(use), M::kDqBytes);
+        bulk_load(part, sum, M::kDqBytes, room.sum.empty(use));
       }
       room.sum.wait_full(use);
       const bool adds = !(x.turn & Schedule::kLast);
       if (adds) {
-        if (rank == 0) bulk_store(sum, part, kSumBytes);
-        else bulk_add(sum, part, kSumBytes);
+        if (rank == 0) bulk_store(sum, part, M::kDqBytes);
+        else bulk_add(sum, part, M::kDqBytes);
         close_bulk();
         wait_for_bulk_reads();
       }
@@ -328,7 +331,7 @@ template <class E, class M> struct Multiplier {
   using Operands = std::uint32_t[kQueries / 16][4];
   using Weights = std::conditional_t<kPacked, Operands, Scores>;
   using Sums = float[D / 2];
-  using Part = float[32];  // of dQ
+  using Part = float[M::kColumns / 2];  // of dQ
   const AddedUp& p;
   const int half;  // of the keys
   const Room<M> room;
@@ -427,8 +430,8 @@ template <class E, class M> struct Multiplier {
   /// dQ of what lies in a buffer of dS: 64 queries, or 64 columns, a warpgroup.
   __device__ __forceinline__ void begin_dq(Part& x, unsigned use) const {
     const auto mine = static_cast<std::uint32_t>(half);
-    const std::uint32_t ds = room.ds(use) + (D == 64 ? mine * M::kSlopePanel : 0),
-                        k = room.base + M::keys + (D == 64 ? 0 : mine * Keys::kPanel);
+    const std::uint32_t ds = room.ds(use) + (D <= 64 ? mine * M::kSlopePanel : 0),
+                        k = room.base + M::keys + (D <= 64 ? 0 : mine * Keys::kPanel);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < kTile / 16; ++i)
@@ -442,7 +445,7 @@ template <class E, class M> struct Multiplier {
     if (turn & Schedule::kLast) {
       if (turn >> Schedule::kRankShift > 0) {
 #pragma unroll
-        for (std::uint32_t c = 0; c < 8; ++c) {
+        for (std::uint32_t c = 0; c < M::kColumns / 8; ++c) {
           const auto y = load_shared<float4>(part + c * (kWarpgroup * 16));
           x[4 * c] += y.x, x[4 * c + 1] += y.y, x[4 * c + 2] += y.z, x[4 * c + 3] += y.w;
         }
@@ -450,7 +453,7 @@ template <class E, class M> struct Multiplier {
       store_queries(x, room.read(use));
     } else {
 #pragma unroll
-      for (std::uint32_t c = 0; c < 8; ++c)
+      for (std::uint32_t c = 0; c < M::kColumns / 8; ++c)
         store_shared(part + c * (kWarpgroup * 16), make_float4(x[4 * c], x[4 * c + 1], x[4 * c + 2], x[4 * c + 3]));
     }
   }
@@ -461,16 +464,16 @@ template <class E, class M> struct Multiplier {
   /// Rows of dQ.
   __device__ __forceinline__ void store_queries(const Part& x, const Meeting& met) const {
     const Here at = here();
-    const int column = D == 64 ? 0 : half * 64;
+    const int column = D <= 64 ? 0 : half * 64;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = (D == 64 ? half * 64 : 0) + at.row() + 8 * h;
+      const int row = (D <= 64 ? half * 64 : 0) + at.row() + 8 * h;
       Half* const to =
           row < met.rows
               ? p.dq + p.dq_rows.offset(met.batch(), met.head(), __ldg(p.lists.q_token.data() + met.row + row)) + column
               : nullptr;
       if (p.redo_queries && to && !is_finite(x, h)) p.redo_query(met.batch(), met.head(), met.row + row);
-      store_row<E, 8>(to, x, h, p.scale, at.quad(), p.chunks - column / 8);
+      store_row<E, M::kColumns / 8>(to, x, h, p.scale, at.quad(), p.chunks - column / 8);
     }
   }
 

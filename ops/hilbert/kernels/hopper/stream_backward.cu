@@ -56,14 +56,14 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   // A stage has both tiles of a step; or, where they are too large, one: V, let go first, before K.
   static constexpr int kTiles = D <= 128 ? 2 : 1;
   static constexpr bool kTurned = !kKeys && kTiles == 1;
-  static constexpr int kStages = D == 64    ? 6
+  static constexpr int kStages = D <= 64    ? 6
                                  : D <= 128 ? 3
                                  : kSplit   ? 4
                                             : (D == 192 ? 5 : 3) - (kTerms ? 1 + (D == 192) : 0);
   using OwnedTile = Tile<D, kOwned>;
   using StreamedTile = Tile<D, kCell>;
   using OwnedRing =
-      Ring<D == 64 || (!kTerms && D <= 128) || (kSplit && !kTerms && D == 192) ? 2 : 1, 2 * OwnedTile::kBytes>;
+      Ring<D <= 64 || (!kTerms && D <= 128) || (kSplit && !kTerms && D == 192) ? 2 : 1, 2 * OwnedTile::kBytes>;
   using StreamedRing = Ring<kStages, kTiles * StreamedTile::kBytes>;
   using Items = Records<OwnedRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
@@ -124,7 +124,7 @@ template <bool kKeys, class F> __device__ __forceinline__ void for_heads(const P
 template <class M> struct Loader {
   const Pass& p;
   Stages<M> to;
-  const Gather gather;
+  const Gather<M::D> gather;
   Walk walk;
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
   int row = 0, mask = 0;          // of the next step
@@ -154,8 +154,8 @@ template <class M> struct Loader {
     if (x.steps > 0) {
       const std::uint32_t tile = to.owned.tile(), full = to.owned.full();
       const bool all = x.rows - x.part * kCell >= M::kOwned;
-      gather.copy_held<OwnedTile>(tile, owned, {p.own.a, x.batch, x.head}, all, full);
-      gather.copy_held<OwnedTile>(tile + OwnedTile::kBytes, owned, {p.own.b, x.batch, x.head}, all, full);
+      gather.template copy_held<OwnedTile>(tile, owned, {p.own.a, x.batch, x.head}, all, full);
+      gather.template copy_held<OwnedTile>(tile + OwnedTile::kBytes, owned, {p.own.b, x.batch, x.head}, all, full);
     }
     if constexpr (M::kTerms)  // of keys, the first head's
       copy_table(p.terms, M::kKeys ? p.query_head[x.first_head] : x.head, to.table(), !M::kKeys);
@@ -173,12 +173,12 @@ template <class M> struct Loader {
         int4 its{row, mask, static_cast<int>(known), 0};
         if (walk.left > 0) fetch_step();
         else if (!last) walk = Walk(p, x), fetch_step();
-        int token[4];
+        int token[Gather<M::D>::kOfStep];
         gather.hand_out(held, token);
         const auto copy_tile = [&](int second, const HeadRows& from, const float* statistic) {
           const auto place = static_cast<std::uint32_t>(M::kTiles == 2 ? second : 0);
-          gather.copy<typename M::StreamedTile>(to.streamed.tile() + place * M::StreamedTile::kBytes, token, from,
-                                                its_whole, to.streamed.full());
+          gather.template copy<typename M::StreamedTile>(to.streamed.tile() + place * M::StreamedTile::kBytes, token,
+                                                         from, its_whole, to.streamed.full());
           if (M::kTerms && second == M::kTurned && gather.mine < kCell)  // beside what S is of
             copy_site<kCell>(p.terms, to.sites(to.streamed), gather.mine, its.x + (held >= 0 ? gather.mine : 0),
                              held >= 0);
