@@ -32,6 +32,8 @@ const Set kSets[] = {
     {640, "slide:100", "row"},
     {1024, "neighborhood2d:7x7", "hilbert:32x32"},
     {1000, "segment:100", "row"},
+    {3000, "slide:100,prefix=200", "row"},
+    {2000, "blocks:128@global_local:1:1", "row"},
 };
 Visits visits_of(const Set& s) {
   PlanSpec spec;
@@ -43,6 +45,16 @@ std::uint32_t rank_of(const Schedule::Meeting& m) { return m.turn >> Schedule::k
 
 /// (row of keys, first row of a step of queries, half) and its cell.
 using Cells = std::map<std::tuple<std::int32_t, std::int32_t, int>, std::uint16_t>;
+
+// Their parts of dQ come after all others, so that nobody waits for them.
+TEST(Schedule, OwnersOfTokensThatMeetAllComeLast) {
+  const Visits visits = visits_of({3000, "slide:100,prefix=200", "row"});
+  const Schedule s = schedule_of(visits, 64);
+  EXPECT_EQ(visits.keys.owner[0].row, 0);
+  EXPECT_EQ(s.owner.back().row, 128);
+  EXPECT_EQ(s.owner[s.owner.size() - 2].row, 0);
+  EXPECT_GE(s.owner[0].row, 200);
+}
 
 TEST(Schedule, MeetsWhatVisitsHold) {
   for (const Set& set : kSets)

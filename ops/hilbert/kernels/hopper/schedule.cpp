@@ -1,5 +1,6 @@
 // Ranks are counted owner by owner. An owner goes to tiles where it is early first: those before it
-// have long been there, and those after it find its part where they begin.
+// have long been there, and those after it find its part where they begin. Owners that meet most
+// tiles, and far more than others, come last: whoever came after them would wait at each tile.
 #include "ops/hilbert/kernels/hopper/schedule.h"
 #include <algorithm>
 #include <span>
@@ -50,7 +51,10 @@ Schedule schedule_of(const Visits& visits, Index queries) {
   Schedule out;
   const std::vector<Tiling::Range> tiles = tiles_of(visits.queries, narrow(queries));
   std::vector<std::uint32_t> ranks(tiles.size());
-  for (VisitSide::Owner own : visits.keys.owner) {
+  std::vector<VisitSide::Owner> all = visits.keys.owner;  // that with most steps first
+  const Index usual = all.empty() ? 0 : all[all.size() / 2].steps, half = std::ssize(tiles) * queries / kCell / 2;
+  std::ranges::stable_partition(all, [&](const auto& own) { return own.steps <= std::max(2 * usual, half); });
+  for (VisitSide::Owner own : all) {
     const auto its = visits.keys.of(own);
     own.first = narrow(out.meeting.size());
     for (const VisitSide::Visit& v : its)

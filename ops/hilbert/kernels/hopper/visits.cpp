@@ -462,8 +462,7 @@ static std::unique_ptr<const Tiling> short_lists(const Tiling& t, bool keys_own)
   auto made = std::make_unique<const Tiling>(
       with_lists(t, keys_own ? &list : nullptr, keys_own ? nullptr : &list, std::move(tiles)));
   const Visits& lists = made->memo.get<Visits>({}, [&] { return visits_of(*made, kMaskBytes); });
-  // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles
-  // may have.
+  // An owner of several tiles may have pairs in tiles that are not listed: see visits_of().
   const Index cells = side_of(lists).cells;  // none: masks ran out before they began
   if (side_of(lists).made > 0 || lists.pairs != t.pairs || cells == 0 || 5 * cells > 4 * before) return {};
   return made;

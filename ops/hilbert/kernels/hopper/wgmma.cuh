@@ -15,15 +15,14 @@ namespace hilt::cuda::hopper {
 
 // One instruction for both types: TYPE is what it calls E, P the number of the operand that says
 // whether it accumulates.
-#define HILT_LIST(...) __VA_ARGS__
-#define HILT_WGMMA_OF(SHAPE, TYPE, REGISTERS, SUMS, A, B, P, FLAGS, ...)                                           \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, " P ", 0; wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE "." TYPE \
-               " {" REGISTERS "}, " A ", " B ", p, 1, 1, " FLAGS ";}"                                              \
-               : HILT_LIST SUMS                                                                                    \
+#define HILT_WGMMA_OF(N, TYPE, A, B, P, FLAGS, ...)                                                                    \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " P ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
+               " {" HILT_REGISTERS_##N "}, " A ", " B ", p, 1, 1, " FLAGS ";}"                                         \
+               : HILT_SUMS_##N                                                                                         \
                : __VA_ARGS__)
-#define HILT_WGMMA(SHAPE, ...)                                                            \
-  if constexpr (std::is_same_v<E, bf16>) HILT_WGMMA_OF("m64" SHAPE, "bf16", __VA_ARGS__); \
-  else HILT_WGMMA_OF("m64" SHAPE, "f16", __VA_ARGS__)
+#define HILT_WGMMA(N, ...)                                                      \
+  if constexpr (std::is_same_v<E, bf16>) HILT_WGMMA_OF(N, "bf16", __VA_ARGS__); \
+  else HILT_WGMMA_OF(N, "f16", __VA_ARGS__)
 
 #define HILT_REGISTERS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define HILT_REGISTERS_64 HILT_REGISTERS_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -37,17 +36,16 @@ namespace hilt::cuda::hopper {
 #define HILT_SUMS_128 HILT_SUMS_96, HILT_SUMS_16(48)
 
 // Both forms for N columns; I0 .. I6 are the operands behind the sums.
-#define HILT_WGMMA_OF_COLUMNS(N, I0, I1, I2, I3, I4, I5, I6)                                                   \
-  template <class E, int kTransposeA, int kTransposeB>                                                         \
-  __device__ __forceinline__ void wgmma(float(&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {  \
-    HILT_WGMMA("n" #N "k16", HILT_REGISTERS_##N, (HILT_SUMS_##N), I0, I1, I2, I3 "," I4, "l"(a), "l"(b),       \
-               "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));                                           \
-  }                                                                                                            \
-  template <class E, int kTransposeB>                                                                          \
-  __device__ __forceinline__ void wgmma(float(&d)[N / 2], const std::uint32_t(&a)[4], std::uint64_t b,         \
-                                        int accumulate) {                                                      \
-    HILT_WGMMA("n" #N "k16", HILT_REGISTERS_##N, (HILT_SUMS_##N), "{" I0 "," I1 "," I2 "," I3 "}", I4, I5, I6, \
-               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));         \
+#define HILT_WGMMA_OF_COLUMNS(N, I0, I1, I2, I3, I4, I5, I6)                                                       \
+  template <class E, int kTransposeA, int kTransposeB>                                                             \
+  __device__ __forceinline__ void wgmma(float(&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {      \
+    HILT_WGMMA(N, I0, I1, I2, I3 "," I4, "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));     \
+  }                                                                                                                \
+  template <class E, int kTransposeB>                                                                              \
+  __device__ __forceinline__ void wgmma(float(&d)[N / 2], const std::uint32_t(&a)[4], std::uint64_t b,             \
+                                        int accumulate) {                                                          \
+    HILT_WGMMA(N, "{" I0 "," I1 "," I2 "," I3 "}", I4, I5, I6, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), \
+               "r"(accumulate), "n"(kTransposeB));                                                                 \
   }
 HILT_WGMMA_OF_COLUMNS(32, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 HILT_WGMMA_OF_COLUMNS(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
@@ -57,7 +55,6 @@ HILT_WGMMA_OF_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef HILT_WGMMA_OF_COLUMNS
 #undef HILT_WGMMA
 #undef HILT_WGMMA_OF
-#undef HILT_LIST
 #undef HILT_REGISTERS_32
 #undef HILT_REGISTERS_64
 #undef HILT_REGISTERS_96
