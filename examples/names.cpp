@@ -54,7 +54,7 @@ struct Model {
 int work(const std::string& text, const std::string& backward) {
   std::ifstream file(text);
   const std::vector<std::string> names(std::istream_iterator<std::string>(file), {});
-  if (names.empty()) fail_with(Code::data, "--text (", text, "): no names there, one a line");
+  if (names.empty()) fail_with(Code::data, "--text (", text, "): no such file, or no names in it, one a line");
   Model model(backward);
   AdamWOptimizer adam({.beta1 = 0.85, .beta2 = 0.99, .weight_decay = 0});
   for (Index step = 0; step < kSteps; ++step) {
@@ -69,7 +69,7 @@ int work(const std::string& text, const std::string& backward) {
     Tape tape;
     for (const NamedParameter& p : model.parameters) tape.watch(*p.tensor);
     const Tensor loss = cross_entropy(model.logits(slice(all, 0, 0, n)), slice(all, 0, 1, n + 1));
-    adam.step(model.parameters, tape.backward(loss), 1e-5 * static_cast<double>(kSteps - step));  // from 0.01 to 0
+    adam.step(model.parameters, tape.backward(loss), 0.01 * (1 - static_cast<double>(step) / kSteps));
     if (step % 100 == 0 || step + 1 == kSteps) std::cout << "step " << step << ": loss " << loss.item() << '\n';
   }
   for (int i = 0; i < 10; ++i) std::cout << model.sample() << '\n';

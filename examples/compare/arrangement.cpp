@@ -70,9 +70,9 @@ bool order_changes_nothing(const hilt::PlanSpec& spec) {
   if (spec.causality == hilt::Causality::curve) return false;
   if (spec.order.scope == hilt::Order::Scope::order_only) return true;
   return std::ranges::all_of(spec.pattern, [&](const hilt::Branch& b) {
-    const bool inside_segments = b.kind == hilt::Branch::Kind::segment && b.dilation == 1 &&
-                                 spec.order.scope == hilt::Order::Scope::chunked && spec.order.chunk == b.size;
-    return b.is_order_only() || inside_segments;
+    const bool inside = b.kind == hilt::Branch::Kind::segment && b.dilation == 1 && b.axes[0] == hilt::Branch::Axis{} &&
+                        spec.order.scope == hilt::Order::Scope::chunked && spec.order.chunk == b.size;
+    return b.is_order_only() || inside;
   });
 }
 

@@ -52,7 +52,7 @@ Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary,
     one.stop = "\n", one.tokens = std::min(s.tokens, s.context);
     Sample all;
     for (std::uint64_t i = 0; i < 10; ++i) {
-      Sample name = sample_text(model, vocabulary, one, {key.seed + i, key.stream}, {});
+      Sample name = sample_text(model, vocabulary, one, {key.seed, key.stream + i}, {});  // the next seed has others
       all.text += name.text += '\n', all.tokens += name.tokens;
       if (show) show(name.text);
     }

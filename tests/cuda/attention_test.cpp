@@ -211,7 +211,7 @@ std::vector<Case> of_parts() {
   std::vector<Case> out;
   constexpr Causality token = Causality::token;
   for (const DType type : {DType::bf16, DType::f16})
-    for (const Index dim : {40, 64, 128, 256}) {
+    for (const Index dim : {24, 40, 64, 128, 256}) {
       const auto add = [&](Case c) {
         c.dim = dim, c.type = type;
         out.push_back(c);
@@ -243,7 +243,7 @@ std::vector<Case> of_few_owners() {
   std::vector<Case> out;
   constexpr Causality token = Causality::token;
   for (const DType type : {DType::bf16, DType::f16})
-    for (const Index dim : {64, 96, 128, 192}) {
+    for (const Index dim : {32, 64, 96, 128, 192}) {
       const auto add = [&](Case c) {
         c.dim = dim, c.type = type, c.batch = 7;
         out.push_back(c);
@@ -360,7 +360,7 @@ TEST_F(OnGpuAttention, RepeatsBitForBit) { repeat_bit_for_bit(all_cases()); }
 std::vector<Case> added_up() {
   std::vector<Case> out;
   constexpr Causality token = Causality::token;
-  for (const Index dim : {40, 64, 96, 128}) {
+  for (const Index dim : {24, 40, 64, 96, 128}) {
     const auto add = [&](Case c) {
       c.dim = dim, c.batch = 7;
       for (const DType type : {DType::bf16, DType::f16}) c.type = type, out.push_back(c);

@@ -20,8 +20,8 @@ known=$(grep -cxf three.txt out || true)
 ((known >= 9)) || fail "train --task names --text: $known of 10 samples are names it learned: $(cat out)"
 expect 3 'one name' "$train" --task names --text one.txt --out one
 says err 'train: error: --text (one.txt): has 1 names, one a line; expected 2 or more'
-expect 3 'names without names' "$program" --text none.txt
-says err 'names: error: --text (none.txt): no names there, one a line'
+expect 3 'names without a file' "$program" --text none.txt
+says err 'names: error: --text (none.txt): no such file, or no names in it, one a line'
 printf '%s\n' anna Bob >upper.txt
 expect 3 'names of other letters' "$program" --text upper.txt
 says err "names: error: --text (upper.txt): 'Bob' has more than the letters a to z"

@@ -11,10 +11,9 @@ namespace hilt {
 static std::string text_of(const Document& d) { return d.folds() ? std::to_string(d.length) : to_string(d.grid); }
 
 static Document read_document(std::string_view text, std::string_view all) {
-  const std::string where = "documents: " + shown(all);
-  if (text.find('x') != text.npos) return read_grid(where, text, true);
+  if (text.find('x') != text.npos) return read_grid("documents: " + shown(all), text, true);
   const Index n = read_index("documents", text, 1);
-  check(n <= std::numeric_limits<std::int32_t>::max(), where, ": ", n, " must be 1..2147483647");
+  check(n <= std::numeric_limits<std::int32_t>::max(), "documents: ", shown(all), ": ", n, " must be 1..2147483647");
   return n;
 }
 
@@ -155,11 +154,12 @@ static std::vector<PlanPart> made_rows(const Plan& plan) {
     end = std::ranges::find_if(first, documents.end(), [&](const auto& d) { return d.first.row != first->first.row; });
     PlanPart& row = rows.emplace_back(PlanPart{plan.length(), plan.queries()});
     if (plan.spec().documents.size() > 1) row.places = {{{first->first.row, 0, 0}}, false};
+    Index tokens = 0;
+    for (const auto& [place, part] : std::span(first, end)) tokens += part->length;
     for (std::size_t i = 0; i < first->second->tilings.size(); ++i) {
       Tiling& made = row.tilings.emplace_back();
-      // As many as there will be, or the lists grow again and again.
       for (std::size_t a = 0; a < made.axis.size() && !first->second->tilings[i].axis[a].key.empty(); ++a)
-        for (auto* list : {&made.axis[a].key, &made.axis[a].low, &made.axis[a].high}) list->reserve(at(plan.length()));
+        for (auto* list : {&made.axis[a].key, &made.axis[a].low, &made.axis[a].high}) list->reserve(at(tokens));
       for (std::int32_t numbers = 0; const auto& [place, part] : std::span(first, end))
         append(made, numbers, part->tilings[i], place);
     }

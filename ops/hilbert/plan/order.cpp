@@ -141,7 +141,7 @@ Grid read_grid(const std::string& where, std::string_view part, bool box_allowed
   if (sides.size() == 2 || (sides.size() == 3 && box_allowed))
     for (const std::string_view side : sides) n.push_back(read_positive(side));
   check(!n.empty() && std::count(n.begin(), n.end(), 0) == 0, where, ": expected HEIGHTxWIDTH",
-        box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", part, "'");
+        box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", shown(part), "'");
   return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0], n[0] == 1};
 }
 

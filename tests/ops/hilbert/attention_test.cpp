@@ -230,7 +230,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, Attention, testing::ValuesIn(kModes),
 TEST_P(Attention, GradientsAgreeWithDifferences) {
   Index checked = 0, drawn = 0;
   double worst = 0;
-  const Index stride = scaled(1, 5);  // 5 shares no factor with what is crossed: every value of each is still met
+  const Index stride = scaled(1, 5);  // 5 shares no factor with the 18 of a pattern: every value of each is still met
   for (const char* pattern :
        {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3", "slide:2",
         "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3", "segment:5,shift=2",

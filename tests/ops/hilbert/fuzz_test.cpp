@@ -562,7 +562,7 @@ Config draw(Rng& r) {
       c.kv_heads = 1 + r.below(p.heads);
     while (p.heads % c.kv_heads != 0);
   c.batch = r.pick<Index>({0, 1, 1, 1, 1, 1, 2, 3, 3});
-  c.dim = r.pick<Index>({1, 3, 8, 16, 20, 64, 96, 128, 2, 5});
+  c.dim = r.pick<Index>({1, 3, 8, 16, 20, 64, 96, 128, 32, 5});
   c.dtype = r.pick({DType::f64, DType::f64, DType::f64, DType::f32, DType::f32, DType::bf16, DType::f16});
   draw_operands(r, c);
   if (r.chance(40)) draw_terms(r, c);

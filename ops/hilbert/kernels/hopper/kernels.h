@@ -26,7 +26,7 @@ template <class E, int D> void one_owner_backward(Cuda, const BackwardPass&, con
 // one_pass_backward.cu: any number of keys, in one pass that adds up dQ; D up to 128; writes 16
 // bits.
 struct PartialSums {
-  float* of_queries;     // kSumBytes each [batch, heads, tiles of the schedule]
+  float* of_queries;     // kSumBytes each, or less, [batch, heads, tiles of the schedule]
   std::uint32_t* added;  // [batch, heads, tiles], zero before
   std::int32_t* taken;   // zero before
 };

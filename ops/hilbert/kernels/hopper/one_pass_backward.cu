@@ -32,7 +32,7 @@ constexpr int kMultipliers = kMultiplying / kWarp;  // warps
 
 struct AddedUp : OnePass {
   const Meeting* meeting;
-  float* sums;           // of dQ, [batch, heads, tiles] of kSumBytes
+  float* sums;           // of dQ, [batch, heads, tiles] of kDqBytes
   std::uint32_t* added;  // [batch, heads, tiles]: how many parts of a sum are there; zero before
   int tiles;
   Dispatch order;
