@@ -383,7 +383,7 @@ def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=N
 def order_of_points(points, kind="hilbert", bits=16, documents=None):
     """The permutation for `attention` that puts points [N, 2 or 3], floats or whole numbers, along a curve through
     2**bits cells a side: int64 [N], of the same library. kind: hilbert, morton, hilbert-trans or morton-trans; those
-    documents: the points of each, in turn, which stay apart; rows behind them stay as they are."""
+    take the axes in reverse order. documents: the points of each, in turn, which stay apart; rows behind them stay."""
     lengths = [] if documents is None else [_whole("documents", n, 1) for n in documents]
     kind = str.__str__(kind) if isinstance(kind, str) else _refuse("kind", kind, "a str")
     return _like(points, _hilt.order_of_points(_lent(points), kind, _whole("bits", bits, 0, 99), lengths))
