@@ -246,7 +246,7 @@ template <Isa I> Kernels kernels_at(CpuAt<I>, DType type) {
   const auto take = [&]<class E>() { on.forward = attention_forward<E>, on.backward = attention_backward<E>; };
   if (type == DType::f64) return take.template operator()<double>(), on;
   if constexpr (I == Isa::avx512)
-    if (type == DType::bf16 && active_isa() == Isa::avx512_bf16) return take.template operator()<Bf16x2>(), on;
+    if (type == DType::bf16 && multiplies_bf16(active_isa())) return take.template operator()<Bf16x2>(), on;
   take.template operator()<float>();
   return on;
 }

@@ -67,16 +67,6 @@ template <int R, int V, class E>
     if (rows > 0) block_rows<R / 2, V>(a, b, c, rows, n, add);
 }
 
-/// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
-template <int V = kColumns, class E>
-void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index columns, bool add = false) {
-  constexpr Index kStep = V * kLanes<E>;
-  for (; whole_vectors<E>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
-    block_rows<kSums / V, V>(a, b, c, rows, packed<E>(n), add);
-  if constexpr (V > 1)
-    if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
-}
-
 /// out[c][r] = x[r][c] for whole vectors of both; rows from `rows` on are zero.
 template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
   constexpr int N = kLanes<W>;
@@ -87,6 +77,63 @@ template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> 
       turn<W>(line);
       for (int i = 0; i < N; ++i) vector_at(out.row(c0 + i) + r0) = line[i];
     }
+}
+
+#ifdef __AVX512BF16__
+template <int A, int B>
+[[gnu::always_inline]] inline void multiply_tiles(const Bf16x2* a, Index a_bytes, const Bf16x2* b, Index b_bytes) {
+  asm volatile(
+      "tileloadd (%0, %1, 1), %%tmm%c4; tileloadd (%2, %3, 1), %%tmm%c5; tdpbf16ps %%tmm%c5, %%tmm%c4, %%tmm0" ::"r"(a),
+      "r"(a_bytes), "r"(b), "r"(b_bytes), "i"(A), "i"(B)
+      : "memory");
+}
+/// product() of n pairs by tiles (AMX) of 16 rows of 64 bytes: sums in tile 0, factors in 1 and 2,
+/// those of the last pairs, up to 16, in 3 and 4.
+[[gnu::noinline]] inline void tile_product(Left<Bf16x2> a, Tile<Bf16x2> b, Tile<float> c, Index rows, Index n,
+                                           Index columns, bool add) {
+  constexpr Index N = kLanes<Bf16x2>, kPairs = kTile / 2;
+  alignas(kLine) Bf16x2 turned[N * kPairs];
+  const bool turns = a.step != 1;
+  const Index last = (n - 1) / N * N, a_bytes = 4 * (turns ? kPairs : a.row), b_bytes = 4 * b.pitch,
+              c_bytes = 4 * c.pitch;
+  for (Index r = 0; r < rows; r += N) {
+    const auto height = static_cast<std::uint8_t>(rows - r < N ? rows - r : N),
+               rest = static_cast<std::uint8_t>(n - last);
+    const struct alignas(kLine) {
+      std::uint8_t palette = 1, unused[15] = {};
+      std::uint16_t bytes[16];
+      std::uint8_t rows[16];
+    } shapes{.bytes = {kLine, kLine, kLine, static_cast<std::uint16_t>(4 * rest), kLine},
+             .rows = {height, height, N, height, rest}};
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+    const Bf16x2* const left = turns ? turned : a.at + r * a.row;
+    if (turns) transpose<Bf16x2>({const_cast<Bf16x2*>(a.at) + r, a.step}, n, N, {turned, kPairs});
+    for (Index j = 0; j < columns; j += N) {
+      float* const to = c.row(r) + j;
+      if (add) asm volatile("tileloadd (%0, %1, 1), %%tmm0" ::"r"(to), "r"(c_bytes) : "memory");
+      else asm volatile("tilezero %tmm0");
+      for (Index k = 0; k < last; k += N) multiply_tiles<1, 2>(left + k, a_bytes, b.row(k) + j, b_bytes);
+      multiply_tiles<3, 4>(left + last, a_bytes, b.row(last) + j, b_bytes);
+      asm volatile("tilestored %%tmm0, (%0, %1, 1)" ::"r"(to), "r"(c_bytes) : "memory");
+      for (Index i = 0; a.factor != 1 && i < height; ++i) vector_at(to + i * c.pitch) *= a.factor;
+    }
+  }
+  asm volatile("tilerelease");
+}
+#endif
+
+/// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
+template <int V = kColumns, class E>
+void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index columns, bool add = false) {
+  constexpr Index kStep = V * kLanes<E>;
+#ifdef __AVX512BF16__
+  if constexpr (kPacked<E> && V == kColumns)
+    if (n > 0 && active_isa() == Isa::avx512_amx) return tile_product(a, b, c, rows, packed<E>(n), columns, add);
+#endif
+  for (; whole_vectors<E>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
+    block_rows<kSums / V, V>(a, b, c, rows, packed<E>(n), add);
+  if constexpr (V > 1)
+    if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
 }
 
 // ---- two at once --------------------------------------------------------------------------------
