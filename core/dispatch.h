@@ -72,8 +72,7 @@ inline constexpr std::array kIsas{Isa::neon};
 #else
 inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::avx512_amx};
 #endif
-inline constexpr std::array<std::string_view, 6> kIsaNames{"base",        "avx2",       "avx512",
-                                                           "avx512_bf16", "avx512_amx", "neon"};
+inline constexpr std::array kIsaNames{"base", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon"};
 constexpr std::string_view name_of(Isa isa) { return kIsaNames[static_cast<std::size_t>(isa)]; }
 /// Whether it multiplies bf16 as they are.
 constexpr bool multiplies_bf16(Isa isa) { return isa == Isa::avx512_bf16 || isa == Isa::avx512_amx; }
@@ -104,9 +103,6 @@ template <class F> auto with_isa(F&& f) {
     default: return at(CpuAt<kIsas[0]>{});
   }
 }
-template <class T, class F> void visit_cpu(F&& f) {
-  with_isa([&](auto where) { f.template operator()<T>(where); });
-}
 }  // namespace detail
 
 /// Calls f(where) for the device of x, a float that kernels there take, told types at run time.
@@ -118,16 +114,13 @@ template <class F> auto with_device(const char* op, const Tensor& x, F&& f) {
 }
 
 /// Calls f.operator()<T>(where) for the element type and device of x, a float of any width. f64
-/// exists on the CPU alone. This and visit_any are the only places that list which pairs are built.
+/// exists on the CPU alone. These and visit_any alone list which pairs are built.
 template <class F> void visit(const char* op, const Tensor& x, F&& f) {
-  const bool on_cpu = x.device().is_cpu();
-  if (!is_floating(x.dtype()) || !(on_cpu || (kHasCuda && x.dtype() != DType::f64)))
-    fail(op, ": no kernel for ", x.dtype(), " on ", x.device());
-  with_type(x.dtype(), [&]<class T>() {
-    if constexpr (!std::is_integral_v<T>) {
-      if (on_cpu) return detail::visit_cpu<T>(f);
-      if constexpr (kHasCuda && !std::is_same_v<T, double>) return f.template operator()<T>(cuda_of(x.device()));
-    }
+  with_device(op, x, [&](auto where) {
+    with_type(x.dtype(), [&]<class T>() {
+      if constexpr (!std::is_integral_v<T> && !(is_cuda<decltype(where)> && std::is_same_v<T, double>))
+        f.template operator()<T>(where);
+    });
   });
 }
 

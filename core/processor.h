@@ -1,9 +1,6 @@
 #pragma once
-#ifdef __x86_64__
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
 
 namespace hilt {
 /// The widest instruction set that CPU kernels know and this processor has. A build asks it too.
@@ -14,12 +11,8 @@ inline const char* widest_isa() {
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
     return "avx2";
   if (!__builtin_cpu_supports("avx512bf16")) return "avx512";
-  constexpr unsigned kTilesOfBf16 = 1u << 24 | 1u << 22;
-  constexpr long kAskFor = 0x1023, kTheirRegisters = 18;  // of the kernel
-  unsigned a, b, c, d = 0;
-  const bool amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTilesOfBf16) == kTilesOfBf16 &&
-                   syscall(SYS_arch_prctl, kAskFor, kTheirRegisters) == 0;
-  return amx ? "avx512_amx" : "avx512_bf16";
+  constexpr long kAskFor = 0x1023, kTiles = 18;  // whose registers Linux lets a process use that asked
+  return __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, kAskFor, kTiles) ? "avx512_amx" : "avx512_bf16";
 #else
   return "neon";
 #endif
