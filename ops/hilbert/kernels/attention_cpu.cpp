@@ -160,19 +160,23 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
   Tasks<ForwardSpace<E>> tasks(f, t, places * f.n_heads * groups, 2, 0);
-  tasks.run([&](Index task, ForwardSpace<E>& space) {
-    const Index first = (groups - 1 - task / f.n_heads % groups) * group, number = task / f.n_heads / groups;
-    const std::int32_t begin = hilt::narrow(first), end = hilt::narrow(first + group < tiles ? first + group : tiles);
-    const Head head{f, t, f.place(number), f.heads[task % f.n_heads], tasks.tokens_of(number)};
-    ForwardTask<E> queries{f, head, begin, end, space};
-    for (std::int32_t i = begin; i < end; ++i) queries.load(i);
-    for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
-      KeyTile<E> keys(head, tile, {}, *space.row);
-      queries.load_keys(keys);
-      for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
+  const auto work = [&](Index worker, Index) {
+    ForwardSpace<E> space = tasks.space_of(worker);
+    for (Index task; tasks.take(task);) {
+      const Index first = (groups - 1 - task / f.n_heads % groups) * group, number = task / f.n_heads / groups;
+      const std::int32_t begin = hilt::narrow(first), end = hilt::narrow(first + group < tiles ? first + group : tiles);
+      const Head head{f, t, f.place(number), f.heads[task % f.n_heads], tasks.tokens_of(number)};
+      ForwardTask<E> queries{f, head, begin, end, space};
+      for (std::int32_t i = begin; i < end; ++i) queries.load(i);
+      for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
+        KeyTile<E> keys(head, tile, {}, *space.row);
+        queries.load_keys(keys);
+        for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
+      }
+      for (std::int32_t i = begin; i < end; ++i) queries.store(i);
     }
-    for (std::int32_t i = begin; i < end; ++i) queries.store(i);
-  });
+  };
+  tasks.workers() == 1 ? work(0, 1) : parallel_for(tasks.workers(), 1, work);  // nobody to share with
 }
 
 void delta_of_rows(Cuda, const DeltaPass& x) {
@@ -204,7 +208,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   std::int32_t *const heads_done = done + sums, *const tasks_done = heads_done + s.heads;
-  tasks.run([&](Index task, BackwardSpace<E>& space) {
+  const auto go_back = [&](Index task, BackwardSpace<E>& space) {
     const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
     Index before = 0, sharing = 1;
     while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
@@ -222,7 +226,12 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     wait_for(heads_done + h, turn);
     space.row->terms.finish(d_terms, h);
     finish(heads_done + h, turn);
-  });
+  };
+  const auto work = [&](Index worker, Index) {
+    BackwardSpace<E> space = tasks.space_of(worker);
+    for (Index task; tasks.take(task);) go_back(task, space);
+  };
+  tasks.workers() == 1 ? work(0, 1) : parallel_for(tasks.workers(), 1, work);  // nobody to share with
 }
 
 }  // namespace

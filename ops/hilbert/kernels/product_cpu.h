@@ -89,14 +89,10 @@ template <class E>
   alignas(kLine) E turned[N * kPairs];
   const Index last = (n - 1) / N * N;
   for (Index r = 0; r < rows; r += N) {
-    const auto height = static_cast<std::uint8_t>(rows - r < N ? rows - r : N),
-               rest = static_cast<std::uint8_t>(n - last);
-    const struct alignas(kLine) {
-      std::uint8_t palette = 1, unused[15] = {};
-      std::uint16_t bytes[16];
-      std::uint8_t rows[16];
-    } shapes{.bytes = {kLine, kLine, kLine, static_cast<std::uint16_t>(4 * rest), kLine},
-             .rows = {height, height, N, height, rest}};
+    const Index height = rows - r < N ? rows - r : N, rest = n - last;
+    alignas(kLine) std::uint8_t shapes[kLine] = {1};  // of tile i: bytes of a row at 16 + 2 i, rows at 48 + i
+    for (int i = 0; i < 5; ++i) shapes[16 + 2 * i] = static_cast<std::uint8_t>(i == 3 ? 4 * rest : kLine);
+    for (int i = 0; i < 5; ++i) shapes[48 + i] = static_cast<std::uint8_t>(i == 2 ? N : i == 4 ? rest : height);
     asm volatile("ldtilecfg %0" ::"m"(shapes));
     Tile<E> left{const_cast<E*>(a.at) + r * a.row, a.row};
     if (a.step != 1) transpose<E>({left.at, a.step}, n, N, {turned, kPairs}), left = {turned, kPairs};

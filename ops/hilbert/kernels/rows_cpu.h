@@ -76,14 +76,9 @@ template <class Space> class Tasks {
   }
   /// Where an order came with the call: a place's tokens, of queries, then of keys. Else null.
   std::int32_t* tokens_of(Index place) const { return listed_ > 0 ? tokens_ + place * listed_ : nullptr; }
-  /// f(task, space) of all.
-  template <class F> void run(const F& f) {
-    const auto work = [&](Index worker, Index) {
-      Space space{Carver{memory_.block + worker * bytes_}, pass_.sizes.dim, entries_};
-      for (Index task; (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_;) f(task, space);
-    };
-    workers_ == 1 ? work(0, 1) : parallel_for(workers_, 1, work);  // nobody to share with
-  }
+  Space space_of(Index i) const { return {Carver{memory_.block + i * bytes_}, pass_.sizes.dim, entries_}; }
+  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
+  Index workers() const { return workers_; }
 
  private:
   const AttentionPass& pass_;
