@@ -67,7 +67,7 @@ static Isa best_isa() {
       check(is_built(isa), "HILT_ISA: this build has no ", text, ", but ", kIsaBuilt, "; build with -Disa=all");
       return isa;
     }
-  fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2, avx512 or avx512_bf16");
+  fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2, avx512, avx512_bf16 or avx512_amx");
 }
 
 Isa active_isa() {

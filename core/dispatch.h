@@ -64,20 +64,21 @@ class Lasting {
 
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying
 /// which. A kernel that gains nothing is written once for Cpu, from which they derive. avx512_bf16
-/// runs what is compiled for avx512, where kernels of bf16 factors ask for it.
-enum class Isa { base, avx2, avx512, avx512_bf16, neon };
+/// and avx512_amx run what is compiled for avx512, where kernels of bf16 factors ask for them.
+enum class Isa { base, avx2, avx512, avx512_bf16, avx512_amx, neon };
 /// Those of this family of processors, narrowest first.
 #ifdef __aarch64__
 inline constexpr std::array kIsas{Isa::neon};
 #else
-inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512, Isa::avx512_bf16};
+inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::avx512_amx};
 #endif
-inline constexpr std::array<std::string_view, 5> kIsaNames{"base", "avx2", "avx512", "avx512_bf16", "neon"};
+inline constexpr std::array kIsaNames{"base", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon"};
 constexpr std::string_view name_of(Isa isa) { return kIsaNames[static_cast<std::size_t>(isa)]; }
+/// Whether it multiplies bf16 as they are.
+constexpr bool multiplies_bf16(Isa isa) { return isa == Isa::avx512_bf16 || isa == Isa::avx512_amx; }
 /// Whether this build has kernels for it.
 constexpr bool is_built(Isa isa) {
-  return std::string_view(kIsaBuilt).find(name_of(isa == Isa::avx512_bf16 ? Isa::avx512 : isa)) !=
-         std::string_view::npos;
+  return std::string_view(kIsaBuilt).find(name_of(multiplies_bf16(isa) ? Isa::avx512 : isa)) != std::string_view::npos;
 }
 template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 
@@ -95,14 +96,12 @@ template <class F> auto with_isa(F&& f) {
     else return f(CpuAt<*std::ranges::find_if(kIsas, is_built)>{});  // of the same type
   };
   switch (active_isa()) {
+    case Isa::avx512_amx:
     case Isa::avx512_bf16:
     case Isa::avx512: return at(CpuAt<Isa::avx512>{});
     case Isa::avx2: return at(CpuAt<Isa::avx2>{});
     default: return at(CpuAt<kIsas[0]>{});
   }
-}
-template <class T, class F> void visit_cpu(F&& f) {
-  with_isa([&](auto where) { f.template operator()<T>(where); });
 }
 }  // namespace detail
 
@@ -115,16 +114,13 @@ template <class F> auto with_device(const char* op, const Tensor& x, F&& f) {
 }
 
 /// Calls f.operator()<T>(where) for the element type and device of x, a float of any width. f64
-/// exists on the CPU alone. This and visit_any are the only places that list which pairs are built.
+/// exists on the CPU alone. These and visit_any alone list which pairs are built.
 template <class F> void visit(const char* op, const Tensor& x, F&& f) {
-  const bool on_cpu = x.device().is_cpu();
-  if (!is_floating(x.dtype()) || !(on_cpu || (kHasCuda && x.dtype() != DType::f64)))
-    fail(op, ": no kernel for ", x.dtype(), " on ", x.device());
-  with_type(x.dtype(), [&]<class T>() {
-    if constexpr (!std::is_integral_v<T>) {
-      if (on_cpu) return detail::visit_cpu<T>(f);
-      if constexpr (kHasCuda && !std::is_same_v<T, double>) return f.template operator()<T>(cuda_of(x.device()));
-    }
+  with_device(op, x, [&](auto where) {
+    with_type(x.dtype(), [&]<class T>() {
+      if constexpr (!std::is_integral_v<T> && !(is_cuda<decltype(where)> && std::is_same_v<T, double>))
+        f.template operator()<T>(where);
+    });
   });
 }
 

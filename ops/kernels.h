@@ -5,7 +5,7 @@
 #include "core/random.h"
 
 // The catalogue of kernels, by op. A kernel takes raw pointers to dense data and sizes last. For
-// the CPU it is compiled once an instruction set (ops/isa.h), and visit_cpu picks; for a GPU it has
+// the CPU it is compiled once an instruction set (ops/isa.h), and visit picks; for a GPU it has
 // f32, bf16 and f16, and only starts what it asks for. At: CpuAt<I> or Cuda.
 
 namespace hilt::kernels {

@@ -88,7 +88,7 @@ void tiled_products(const BatchSteps& steps, Index m, Index n, Index k, MatrixRe
 template <class T, class At>
 void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
           bool add) {
-  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm<T>(where, {m, n, k, a, b, c, add}, scratch()); });
+  detail::with_isa([&](auto where) { cpu_gemm<T>(where, {m, n, k, a, b, c, add}, scratch()); });
 }
 
 template <class T, class At>

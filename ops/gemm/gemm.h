@@ -17,7 +17,7 @@ inline DType product_type(const Tensor& x) {
   return x.device().is_cuda() || size_of(x.dtype()) > 2 ? x.dtype() : DType::f32;
 }
 inline DType factor_type(const Tensor& x) {
-  return x.dtype() == DType::bf16 && active_isa() == Isa::avx512_bf16 ? DType::bf16 : product_type(x);
+  return x.dtype() == DType::bf16 && multiplies_bf16(active_isa()) ? DType::bf16 : product_type(x);
 }
 template <class T, class At> using product_t = std::conditional_t<is_cuda<At>, T, wide_t<T>>;
 

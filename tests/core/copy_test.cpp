@@ -311,7 +311,7 @@ TEST(Visit, CallsForEveryTypeItPromises) {
     int calls = 0;
     visit_any("op", x, [&]<class T>(Cpu) { seen = dtype_of<T>, ++calls; });
     EXPECT_EQ(seen, t);
-    const Isa compiled = active_isa() == Isa::avx512_bf16 ? Isa::avx512 : active_isa();
+    const Isa compiled = multiplies_bf16(active_isa()) ? Isa::avx512 : active_isa();
     const auto floats = [&] {
       visit("op", x, [&]<class T>(auto where) {
         if constexpr (!is_cuda<decltype(where)>) seen = dtype_of<T>, calls += where.kIsa == compiled;

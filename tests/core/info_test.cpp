@@ -13,7 +13,7 @@ namespace hilt {
 namespace {
 
 const std::string kLeast(std::string(kIsaBuilt).substr(0, std::string(kIsaBuilt).find(' '))),
-    kAll = kIsas.size() == 1 ? kLeast : "base, avx2, avx512 or avx512_bf16";
+    kAll = kIsas.size() == 1 ? kLeast : "base, avx2, avx512, avx512_bf16 or avx512_amx";
 
 TEST(Info, DescribesBuildAndMachine) {
   const Threads three(3);
@@ -30,7 +30,7 @@ TEST(Info, DescribesBuildAndMachine) {
   EXPECT_TRUE(i.devices[0].ends_with(" processors"));
   EXPECT_EQ(i.threads, 3);
   std::string built = kIsaBuilt;
-  if (built.ends_with("avx512")) built += " avx512_bf16";
+  if (built.ends_with("avx512")) built += " avx512_bf16 avx512_amx";
   std::ostringstream listed;
   for (const std::string& isa : i.isa_built) listed << (listed.tellp() > 0 ? " " : "") << isa;
   EXPECT_EQ(listed.str(), built);
@@ -65,6 +65,7 @@ TEST(Isa, NamesAreThoseOfTheEnvironment) {
   EXPECT_EQ(name_of(Isa::avx2), "avx2");
   EXPECT_EQ(name_of(Isa::avx512), "avx512");
   EXPECT_EQ(name_of(Isa::avx512_bf16), "avx512_bf16");
+  EXPECT_EQ(name_of(Isa::avx512_amx), "avx512_amx");
   EXPECT_EQ(name_of(Isa::neon), "neon");
 }
 

@@ -13,7 +13,7 @@ leaks() {
 }
 
 number=0
-for isa in base avx2 avx512 avx512_bf16 neon; do
+for isa in base avx2 avx512 avx512_bf16 avx512_amx neon; do
   mapfile -d '' objects < <(find "$BUILD/libhilt_$isa.a.p" -name '*.o' -print0 2>/dev/null)
   if ((${#objects[@]})); then
     found=$(leaks "$number" "$isa" "${objects[@]}") || true

@@ -163,10 +163,8 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
   const auto work = [&](Index worker, Index) {
     ForwardSpace<E> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) {
-      const Index first = (groups - 1 - task / f.n_heads % groups) * group;
-      const auto begin = static_cast<std::int32_t>(first),
-                 end = static_cast<std::int32_t>(first + group < tiles ? first + group : tiles);
-      const Index number = task / f.n_heads / groups;
+      const Index first = (groups - 1 - task / f.n_heads % groups) * group, number = task / f.n_heads / groups;
+      const std::int32_t begin = hilt::narrow(first), end = hilt::narrow(first + group < tiles ? first + group : tiles);
       const Head head{f, t, f.place(number), f.heads[task % f.n_heads], tasks.tokens_of(number)};
       ForwardTask<E> queries{f, head, begin, end, space};
       for (std::int32_t i = begin; i < end; ++i) queries.load(i);
@@ -178,7 +176,7 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
       for (std::int32_t i = begin; i < end; ++i) queries.store(i);
     }
   };
-  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
+  tasks.workers() == 1 ? work(0, 1) : parallel_for(tasks.workers(), 1, work);  // nobody to share with
 }
 
 void delta_of_rows(Cuda, const DeltaPass& x) {
@@ -233,7 +231,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     BackwardSpace<E> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) go_back(task, space);
   };
-  tasks.workers == 1 ? work(0, 1) : parallel_for(tasks.workers, 1, work);  // nobody to share with
+  tasks.workers() == 1 ? work(0, 1) : parallel_for(tasks.workers(), 1, work);  // nobody to share with
 }
 
 }  // namespace
@@ -246,7 +244,7 @@ template <Isa I> Kernels kernels_at(CpuAt<I>, DType type) {
   const auto take = [&]<class E>() { on.forward = attention_forward<E>, on.backward = attention_backward<E>; };
   if (type == DType::f64) return take.template operator()<double>(), on;
   if constexpr (I == Isa::avx512)
-    if (type == DType::bf16 && active_isa() == Isa::avx512_bf16) return take.template operator()<Bf16x2>(), on;
+    if (type == DType::bf16 && multiplies_bf16(active_isa())) return take.template operator()<Bf16x2>(), on;
   take.template operator()<float>();
   return on;
 }

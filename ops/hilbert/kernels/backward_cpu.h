@@ -41,19 +41,12 @@ void softmax_backward(W* s, W* dp, const W* m, const Lane<W>* keep, Index n, W l
   }
 }
 
-/// P and dS as left factors of sums over their rows; dS becomes one of sums over its columns.
-template <class E> struct TransposedFactors { Left<E> p, ds; };
-template <class E> TransposedFactors<E> transposed_factors(Tile<Sum<E>> p, Tile<Sum<E>> ds, Index rows, Index n) {
-  if constexpr (!kPacked<E>) return {transposed(p), transposed(ds)};
-  for (Index r = 0; r < rows; r += 2) {  // two rows of P take the place of the first, those of dS of the second
-    const bool two = r + 1 < rows;
-    pack_columns<E>(p.row(r), two ? p.row(r + 1) : nullptr, n, p.row(r));
-    pack_columns<E>(ds.row(r), two ? ds.row(r + 1) : nullptr, n, p.row(r + 1));
-    pack_row<E>(ds.row(r), n);
-    if (two) pack_row<E>(ds.row(r + 1), n);
-  }
-  const Tile<E> twos{factor<E>(p).at, 2 * p.pitch}, twos_of_ds{factor<E>(p).row(1), 2 * p.pitch};
-  return {transposed(twos), transposed(twos_of_ds)};
+/// The left factor of sums over the rows of x. Of packed ones it is pairs of rows, which come to
+/// `first` and each second row from there.
+template <class E> Left<E> transposed(Tile<E> x, Index rows, Index n, E* first) {
+  if constexpr (!kPacked<E>) return {x.at, 1, x.pitch};
+  pair_rows(x, rows, packed<E>(n), {first, 2 * x.pitch}, kEach<std::uint16_t>);
+  return {first, 1, 2 * x.pitch};
 }
 
 /// Sums of several tasks come in one order: turn `turn` waits until those before it are finished.
@@ -169,12 +162,13 @@ template <class E> struct BackwardTask {
       pair_sums<true>(space.ds, x.q.wide, by_key, n, wide, space.dk, false);
       return;
     }
-    const auto [p_t, ds_t] = transposed_factors<E>(space.p, space.ds, rows, n);
+    const Tile<E> p = factor<E>(space.p), ds = factor<E>(space.ds);
+    const Left<E> p_t = transposed(p, rows, n, p.at), ds_t = transposed(ds, rows, n, p.row(1));
     const auto pairs = [&](Index r, Index j) { return keys.pairs(q0 + r, j, partial); };
     const auto pairs_transposed = [&](Index j, Index r) { return pairs(r, j); };
     sum_over_rows(p_t, x.d_o, space.dv, n, rows, dim, pairs_transposed);
     sum_over_rows(ds_t, x.q, space.dk, n, rows, dim, pairs_transposed);
-    sum_over_rows(plain(factor<E>(space.ds)), space.k, x.dq, rows, n, dim, pairs);
+    sum_over_rows(plain(ds), space.k, x.dq, rows, n, dim, pairs);
   }
   /// The scores s and dP of query q become P and dS.
   void weigh(KeyTile<E>& keys, Index q, const std::uint8_t* list, bool partial, W* s, W* dp, W lse_of_q, W delta) {
@@ -183,8 +177,10 @@ template <class E> struct BackwardTask {
     const W* const multiplier = keys.multipliers_of(q, list);
     softmax_backward<E>(s, dp, multiplier, keys.mask_of(q, partial), whole_vectors<W>(list ? *list : keys.n), lse_of_q,
                         delta);
-    if (masked) keys.terms.drop(token, s), keys.terms.drop(token, dp);
+    for (Index j = 0; masked && j < keys.n; ++j)
+      if (keys.terms.masks(token, j)) s[j] = dp[j] = 0;
     if (keys.terms) keys.terms.collect(token, dp);
+    if (!list) pack_row<E>(s, keys.n), pack_row<E>(dp, keys.n);
   }
 
   /// Adds to dk and dv of a tile, share after share, each in its turn.

@@ -41,7 +41,6 @@ template <class E> struct Left {
   }
 };
 template <class E> Left<E> plain(Tile<E> x, Sum<E> factor = 1) { return {x.at, x.pitch, 1, factor}; }
-template <class E> Left<E> transposed(Tile<E> x) { return {x.at, 1, x.pitch}; }
 
 // Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
 constexpr int kSums = kManyVectors ? 16 : 12;
@@ -67,16 +66,6 @@ template <int R, int V, class E>
     if (rows > 0) block_rows<R / 2, V>(a, b, c, rows, n, add);
 }
 
-/// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
-template <int V = kColumns, class E>
-void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index columns, bool add = false) {
-  constexpr Index kStep = V * kLanes<E>;
-  for (; whole_vectors<E>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
-    block_rows<kSums / V, V>(a, b, c, rows, packed<E>(n), add);
-  if constexpr (V > 1)
-    if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
-}
-
 /// out[c][r] = x[r][c] for whole vectors of both; rows from `rows` on are zero.
 template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
   constexpr int N = kLanes<W>;
@@ -89,29 +78,72 @@ template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> 
     }
 }
 
+template <int To> [[gnu::always_inline]] inline void load_tile(const void* from, Index pitch) {
+  asm volatile("tileloadd (%0, %1, 4), %%tmm%c2" ::"r"(from), "r"(pitch), "i"(To) : "memory");
+}
+/// product() of n pairs by tiles (AMX) of 16 rows of 64 bytes: sums in tile 0, factors in 1 and 2,
+/// those of the last pairs, up to 16, in 3 and 4.
+template <class E>
+[[gnu::noinline]] void tile_product(Left<E> a, Tile<E> b, Tile<float> c, Index rows, Index n, Index columns, bool add) {
+  constexpr Index N = kLanes<E>, kPairs = kTile / 2;
+  alignas(kLine) E turned[N * kPairs];
+  const Index last = (n - 1) / N * N;
+  for (Index r = 0; r < rows; r += N) {
+    const Index height = rows - r < N ? rows - r : N, rest = n - last;
+    alignas(kLine) std::uint8_t shapes[kLine] = {1};  // of tile i: bytes of a row at 16 + 2 i, rows at 48 + i
+    for (int i = 0; i < 5; ++i) shapes[16 + 2 * i] = static_cast<std::uint8_t>(i == 3 ? 4 * rest : kLine);
+    for (int i = 0; i < 5; ++i) shapes[48 + i] = static_cast<std::uint8_t>(i == 2 ? N : i == 4 ? rest : height);
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+    Tile<E> left{const_cast<E*>(a.at) + r * a.row, a.row};
+    if (a.step != 1) transpose<E>({left.at, a.step}, n, N, {turned, kPairs}), left = {turned, kPairs};
+    for (Index j = 0; j < columns; j += N) {
+      float* const to = c.row(r) + j;
+      if (add) load_tile<0>(to, c.pitch);
+      else asm volatile("tilezero %tmm0");
+      for (Index k = 0; k < last; k += N) {
+        load_tile<1>(left.at + k, left.pitch), load_tile<2>(b.row(k) + j, b.pitch);
+        asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0");
+      }
+      load_tile<3>(left.at + last, left.pitch), load_tile<4>(b.row(last) + j, b.pitch);
+      asm volatile("tdpbf16ps %%tmm4, %%tmm3, %%tmm0; tilestored %%tmm0, (%0, %1, 4)" ::"r"(to), "r"(c.pitch)
+                   : "memory");
+      for (Index i = 0; a.factor != 1 && i < height; ++i) vector_at(to + i * c.pitch) *= a.factor;
+    }
+  }
+  asm volatile("tilerelease");
+}
+
+/// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
+template <int V = kColumns, class E>
+void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index columns, bool add = false) {
+  constexpr Index kStep = V * kLanes<E>;
+  if constexpr (kPacked<E> && V == kColumns)
+    if (n > 0 && active_isa() == Isa::avx512_amx) return tile_product(a, b, c, rows, packed<E>(n), columns, add);
+  for (; whole_vectors<E>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
+    block_rows<kSums / V, V>(a, b, c, rows, packed<E>(n), add);
+  if constexpr (V > 1)
+    if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
+}
+
 // ---- two at once --------------------------------------------------------------------------------
 
 using Halves [[gnu::vector_size(kVectorBytes)]] = std::uint16_t;
 constexpr int kHalves = kLanes<std::uint16_t>;
 
-/// {a, b} rounded to nearest even.
-template <class E> [[gnu::always_inline]] inline Halves rounded(const Vector<Sum<E>>& a, const Vector<Sum<E>>& b) {
-  Halves x;
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(x) : "v"(a), "v"(b));
-  return x;
-}
-/// to[i] = {a[i], b[i]}
-template <int... Lane>
-[[gnu::always_inline]] inline void interleave(Halves a, Halves b, Bf16x2* to, std::integer_sequence<int, Lane...>) {
-  const Halves low = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2)...);
-  const Halves high = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2 + kHalves / 2)...);
-  __builtin_memcpy(to, &low, sizeof low), __builtin_memcpy(to + kHalves / 2, &high, sizeof high);
-}
-/// to[i] = {x[i], x[i + half of all]}
-template <int... Lane>
-[[gnu::always_inline]] inline void interleave(Halves x, Bf16x2* to, std::integer_sequence<int, Lane...>) {
-  const Halves y = __builtin_shufflevector(x, x, (Lane % 2 * (kHalves / 2) + Lane / 2)...);
-  __builtin_memcpy(to, &y, sizeof y);
+/// out[i][j] = {x[2 i][j], x[2 i + 1][j]} for rows of so many packed words, the last with 0. Row i
+/// of out may be row 2 i of x: words are written from the last on.
+template <class E, int... Lane>
+void pair_rows(Tile<E> x, Index rows, Index words, Tile<E> out, std::integer_sequence<int, Lane...>) {
+  for (Index r = 0; r < rows; r += 2)
+    for (Index d = (words - 1) / kLanes<E> * kLanes<E>; d >= 0; d -= kLanes<E>) {
+      Halves a, b{};
+      __builtin_memcpy(&a, x.row(r) + d, sizeof a);
+      if (r + 1 < rows) __builtin_memcpy(&b, x.row(r + 1) + d, sizeof b);
+      const Halves low = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2)...);
+      const Halves high = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2 + kHalves / 2)...);
+      E* const to = out.row(r / 2) + 2 * d;
+      __builtin_memcpy(to, &low, sizeof low), __builtin_memcpy(to + kLanes<E>, &high, sizeof high);
+    }
 }
 
 /// A tile of sums where a left factor takes their place, see pack_row(); written by memcpy alone.
@@ -121,16 +153,11 @@ template <class E> void pack_row(Sum<E>* row, Index n) {
   if constexpr (kPacked<E>) {
     if (n % 2 != 0) row[n] = 0;
     for (Index j = 0; j < n; j += 2 * kLanes<E>) {
-      const Halves x = rounded<E>(vector_at(row + j), vector_at(row + j + kLanes<E>));
+      Halves x;  // rounded to nearest even
+      asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(x) : "v"(vector_at(row + j)), "v"(vector_at(row + j + kLanes<E>)));
       __builtin_memcpy(row + j / 2, &x, sizeof x);
     }
   }
-}
-/// to[j] = {a[j], b[j]}, or {a[j], 0} without b, for n of them; `to` may be a.
-template <class E> void pack_columns(const Sum<E>* a, const Sum<E>* b, Index n, Sum<E>* to) {
-  for (Index j = 0; j < n; j += kLanes<E>)
-    interleave(rounded<E>(vector_at(a + j), b ? vector_at(b + j) : Vector<Sum<E>>{}), reinterpret_cast<Bf16x2*>(to + j),
-               kEach<std::uint16_t>);
 }
 
 // ---- listed pairs of a tile, one by one ---------------------------------------------------------
@@ -176,29 +203,24 @@ template <class W, int N = (kLanes<W> < 4 ? 2 : 4)>
   if constexpr (N > 1) dots<W, N / 2>(row, x, at, n, wide, out);
 }
 
-/// out (+)= the sum of n rows of x, of which term(i) says {weight, row}, V vectors at a time.
-template <int V = 8, class W, class Term>
-[[gnu::always_inline]] inline void weighted_rows(Index n, Term&& term, Tile<W> x, W* out, Index wide, bool add) {
-  for (; wide >= V * kLanes<W>; wide -= V * kLanes<W>, x.at += V * kLanes<W>, out += V * kLanes<W>) {
+/// to (+)= the sum of n rows of x, of which weight(i) row(i) is one, V vectors at a time.
+template <int V = 8, class W, class F, class R>
+[[gnu::always_inline]] inline void weighted_rows(Index n, F&& weight, R&& row, Tile<W> x, W* to, Index wide, bool add) {
+  for (; wide >= V * kLanes<W>; wide -= V * kLanes<W>, x.at += V * kLanes<W>, to += V * kLanes<W>) {
     Vector<W> sum[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) sum[v] = add ? vector_at(out + v * kLanes<W>) : Vector<W>{};
+    for (int v = 0; v < V; ++v) sum[v] = add ? vector_at(to + v * kLanes<W>) : Vector<W>{};
     for (Index i = 0; i < n; ++i) {
-      const auto [weight, r] = term(i);
-      const W* const row = x.row(r);
+      const W factor = weight(i), *const from = x.row(row(i));
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sum[v] += weight * vector_at(row + v * kLanes<W>);
+      for (int v = 0; v < V; ++v) sum[v] += factor * vector_at(from + v * kLanes<W>);
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) vector_at(out + v * kLanes<W>) = sum[v];
+    for (int v = 0; v < V; ++v) vector_at(to + v * kLanes<W>) = sum[v];
   }
   if constexpr (V > 1)
-    if (wide > 0) weighted_rows<V / 2>(n, term, x, out, wide, add);
+    if (wide > 0) weighted_rows<V / 2>(n, weight, row, x, to, wide, add);
 }
-template <class W> struct Weighted {
-  W weight;
-  Index row;
-};
 
 /// s[r][i] = a[r] . b[key i of r's list]. Where the lists end, as of the next two.
 template <class W>
@@ -214,11 +236,9 @@ template <bool kOfKeys = false, class W>
                                                 Tile<W> out, bool add) {
   constexpr Index kBytes = kOfKeys ? 2 : 1;  // of a pair
   for (Index r = 0; r < rows; list += 1 + kBytes * *list, ++r) {
-    const auto term = [&](Index i) {
-      const Index other = list[1 + kBytes * i];
-      return Weighted<W>{kOfKeys ? s.row(other)[list[2 + kBytes * i]] : s.row(r)[i], other};
-    };
-    weighted_rows(Index{*list}, term, x, out.row(r), wide, add);
+    const auto other = [&](Index i) { return Index{list[1 + kBytes * i]}; };
+    const auto weight = [&](Index i) { return kOfKeys ? s.row(other(i))[list[2 + kBytes * i]] : s.row(r)[i]; };
+    weighted_rows(Index{*list}, weight, other, x, out.row(r), wide, add);
   }
   return list;
 }

@@ -66,7 +66,7 @@ constexpr Index kAlone = Index{1} << 19;
 template <class Space> class Tasks {
  public:
   Tasks(const AttentionPass& pass, const Compact& t, Index n, Index products, Index entries)
-      : workers(workers_for(pass, n, products)), pass_(pass), t_(t), n_(n), entries_(entries) {
+      : pass_(pass), t_(t), n_(n), entries_(entries), pairs_(products * pass.tiling->pairs) {
     for (Index number = 0; listed_ > 0 && number < pass.place_count(); ++number) {
       const Tiling::Place place = pass.place(number);
       const std::int32_t* const along = pass.along + place.row * pass.sizes.queries + place.k;
@@ -78,20 +78,17 @@ template <class Space> class Tasks {
   std::int32_t* tokens_of(Index place) const { return listed_ > 0 ? tokens_ + place * listed_ : nullptr; }
   Space space_of(Index i) const { return {Carver{memory_.block + i * bytes_}, pass_.sizes.dim, entries_}; }
   bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
-
-  const Index workers;
+  Index workers() const { return workers_; }
 
  private:
-  static Index workers_for(const AttentionPass& p, Index n, Index products) {
-    const Index all = thread_count() < n ? thread_count() : n;
-    return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone ? 1 : all;
-  }
   const AttentionPass& pass_;
   const Compact& t_;
-  const Index n_, entries_, bytes_ = bytes_of<Space>(pass_.sizes.dim, entries_);
+  const Index n_, entries_, pairs_, bytes_ = bytes_of<Space>(pass_.sizes.dim, entries_);
+  const Index most_ = thread_count() < n_ ? thread_count() : n_;
+  const Index workers_ = pairs_ * pass_.place_count() * pass_.n_heads * pass_.sizes.dim < kAlone ? 1 : most_;
   const Index queries_ = std::ssize(t_.q_token), listed_ = pass_.along ? queries_ + std::ssize(t_.k_token) : 0;
-  const Memory memory_{workers * bytes_ + pass_.place_count() * listed_ * static_cast<Index>(sizeof(std::int32_t))};
-  std::int32_t* const tokens_ = reinterpret_cast<std::int32_t*>(memory_.block + workers * bytes_);
+  const Memory memory_{workers_ * bytes_ + pass_.place_count() * listed_ * static_cast<Index>(sizeof(std::int32_t))};
+  std::int32_t* const tokens_ = reinterpret_cast<std::int32_t*>(memory_.block + workers_ * bytes_);
   Index next_ = 0;
 };
 
@@ -178,16 +175,17 @@ template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T
 /// out = factor x, or x itself packed; zeros pad whole vectors. Whether all of it is finite.
 template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, Index n, Sum<E> factor, Tile<E> out) {
   Bits<E> not_finite{};
-  const auto rows = [&]<class T, bool kFour>() {
+  with_stored<E>(x.rows.type, [&]<class T>() {
     for (Index i = 0; i < n; ++i) {
       const T* const from = x.template row<const T>(i);
       if (i + kAhead < n)
         for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
           __builtin_prefetch(x.template row<const T>(i + kAhead) + d, 0, 2);
-      const auto piece = [&](Index d, Index count) {
+      const auto piece = [&](Index d, Index count) __attribute__((always_inline)) {
         Vector<E> y{};  // in registers: what is stored in parts and read as a whole is waited for
-        if (!kFour || count != 4) y = load<E>(from + d, count);
-        for (int l = 0; l < (kFour && count == 4 ? 4 : 0); ++l) y[l] = static_cast<E>(from[d + l]);
+        if (kPacked<E> || kWhole<E> == 4 || count != 4) y = load<E>(from + d, count);
+        else
+          for (int l = 0; l < 4; ++l) y[l] = static_cast<E>(from[d + l]);
         if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
           not_finite |= std::bit_cast<Bits<E>>(((y & 0x7fff7fffu) + 0x00800080u) & 0x80008000u);
         } else {
@@ -198,11 +196,9 @@ template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, In
       };
       Index d = 0;
       for (; d + kWhole<E> <= x.dim; d += kWhole<E>) piece(d, kWhole<E>);
-      if (kFour || d < x.dim) piece(d, kFour ? 4 : x.dim - d);
+      if (x.dim - d == 4) piece(d, 4);  // of small heads, which the compiler is to know
+      else if (d < x.dim) piece(d, x.dim - d);
     }
-  };
-  with_stored<E>(x.rows.type, [&]<class T>() {  // a rest of 4, as small heads have, is known to the compiler
-    x.dim % kWhole<E> == 4 ? rows.template operator()<T, !kPacked<E>>() : rows.template operator()<T, false>();
   });
   bool finite = true;
   for (int l = 0; l < kLanes<E>; ++l) finite = finite && not_finite[l] == 0;
@@ -229,15 +225,9 @@ template <class E> struct FactorRows {
     if (!is_wide) is_wide = true, gather(x, n, factor, wide);
     return wide;
   }
-  /// twos[i][d] = {at[2i][d], at[2i + 1][d]}, the last with 0; those of sums' own type are as they
-  /// come.
+  /// Pairs of rows in twos; those of sums' own type are as they come.
   void pack(Index n, Index dim) const {
-    if constexpr (kPacked<E>)
-      for (Index i = 0; i < n; i += 2)
-        for (Index d = 0; d < packed<E>(dim); d += kLanes<E>) {
-          const Vector<E> a = vector_at(at.row(i) + d), b = i + 1 < n ? vector_at(at.row(i + 1) + d) : Vector<E>{};
-          interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), twos.row(i / 2) + 2 * d, kEach<std::uint16_t>);
-        }
+    if constexpr (kPacked<E>) pair_rows(at, n, packed<E>(dim), twos, kEach<std::uint16_t>);
   }
 };
 

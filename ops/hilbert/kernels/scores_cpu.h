@@ -126,10 +126,6 @@ template <class W> struct KeyTerms {
       with_stored<W>(terms->bias.type, [&]<class B>() { x = row_of<const B>(terms->bias, query)[at]; });
     return x == kMinusInfinity<W>;
   }
-  /// x = 0 where the bias masks.
-  void drop(std::int32_t query, W* x) const {
-    for (Index j = 0; j < n; ++j) x[j] = masks(query, j) ? 0 : x[j];
-  }
 
   /// The gradients of the terms from ds of the row that add() was for; then ds becomes dz.
   void collect(std::int32_t query, W* ds) const {
