@@ -213,10 +213,12 @@ TEST(GivenOrder, CausalityByTokenIsThatOfThePlan) {
   std::vector<std::int32_t> reversed = query_run(0, kLength);
   std::ranges::reverse(reversed);
   const auto hilbert = permutation(parse_order("hilbert", kLength), kLength)->token_at;
+  std::vector<const char*> patterns(std::begin(kPatterns), std::end(kPatterns));
+  patterns.push_back("segment:299");  // and a token that meets itself alone
   for (const bool bad : {false, true}) {
     if (bad)  // the last token, which no other sees
       for (Tensor* x : {&in.k, &in.v}) *x = cat({slice(*x, 1, 0, kLength - 1), full({2, 1, 2, 8}, NAN, DType::f64)}, 1);
-    for (const char* pattern : kPatterns)
+    for (const char* pattern : patterns)
       for (const auto& pi : {query_run(0, kLength), reversed, shuffled({kLength}, 9), hilbert}) {
         PlanSpec any = spec_of(pattern, "given");
         any.causality = Causality::token;
