@@ -110,7 +110,7 @@ def microgpt(path, steps=100):
             seen = [time.perf_counter() for line, _ in zip((x for x in p.stdout if x.startswith("step")), range(steps))]
             p.kill()
     times = sorted(1e6 * (b - a) for a, b in zip(seen, seen[1:]))
-    return {"library": f"an early microgpt.py, CPython {sys.version.split()[0]}", "steps": len(times),
+    return {"library": f"microgpt.py, CPython {sys.version.split()[0]}", "steps": len(times),
             "us": times[len(times) // 2], "lowest_us": times[0], "lines": lines_of(pathlib.Path(path))}
 
 
@@ -229,6 +229,11 @@ if __name__ == "__main__":
     parser.add_argument("--train", metavar="BUILD")
     parser.add_argument("--before", metavar="BUILD")
     args = parser.parse_args()
+    if bool(args.train) != bool(args.before):
+        parser.error("--train and --before name two builds")
+    for build in filter(None, (args.calls, args.beside)):
+        if not pathlib.Path(build, "tests/bench/hilt_names").exists():
+            parser.error(f"{build} has no tests/bench/hilt_names: ninja -C {build} tests/bench/hilt_names")
     if args.calls:
         sys.exit(calls(args.calls, args.rounds))
     if args.train:
