@@ -805,7 +805,8 @@ Floors floors(const Config& c, const ref::Magnitudes& a, bool op_by_op) {
   const double s = c.dtype == DType::bf16 ? 0x1p-8 : c.dtype == DType::f16 ? 0x1p-11 : 0;
   const double tiny = c.dtype == DType::f16 ? 0x1p-24 : 0;  // its subnormals are that far apart
   const auto root = [](Index n) { return std::sqrt(static_cast<double>(n)); };
-  const double score = u * (2 * root(c.dim) + 4) * a.score + u * a.lse;
+  const double weight = c.dtype == DType::bf16 ? 2.8e-6 : 0;  // of e^x, whose weights become bf16 on a CPU
+  const double score = u * (2 * root(c.dim) + 4) * a.score + u * a.lse + weight;
   const double p = 2 * score + u * (8 + 2 * root(a.keys)) + (op_by_op ? 2 * s * a.score : 0);
   const double slope = 2 * p + u * (8 + 4 * root(c.dim)) + 3 * s;
   const double sums = slope + u * 2 * root(a.keys * c.spec.length * std::max<Index>(c.batch, 1)) + s;
