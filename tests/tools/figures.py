@@ -391,9 +391,10 @@ def names(figures):
     return "\n".join(lines + [
         "", f"{first['steps']:,} names, one thread; load {first['load']:.0f}. Mean loss: {', '.join(losses)}.",
         f"`tests/bench/peers/names.py --beside build`, {first['machine']}, {first['date']}, commit {first['commit']}.",
-        "", "| attention of 16 tokens, forward and back | us | lowest |", "|---|---:|---:|",
+        "", f"| attention of 16 tokens, forward and back ({calls[0]['machine']}, {calls[0]['commit']}) | us | lowest |",
+        "|---|---:|---:|",
         *[f"| {f['library']} | {f['us']:.1f} | {f['lowest_us']:.1f} |" for f in calls],
-        "", f"| a step of `train` on two threads, load {steps[0]['load']:.0f}; before: 5a65bfa | "
+        "", f"| a step of `train` on two threads ({steps[0]['machine']}, {steps[0]['before']}, {steps[0]['commit']}) | "
         "before | now | ratio | seconds before | now |",
         "|---|---:|---:|---:|---:|---:|",
         *[f"| {f['what']} | {f['before_ms']:.1f} ms | {f['now_ms']:.1f} ms | {f['ratio']:.2f} | {f['before_s']:.1f} | "
