@@ -183,7 +183,7 @@ template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, In
           __builtin_prefetch(x.template row<const T>(i + kAhead) + d, 0, 2);
       const auto piece = [&](Index d, Index count) __attribute__((always_inline)) {
         Vector<E> y{};  // in registers: what is stored in parts and read as a whole is waited for
-        if (kPacked<E> || kWhole<E> == 4 || count != 4) y = load<E>(from + d, count);
+        if (kPacked<E> || kWhole<E> <= 4 || count != 4) y = load<E>(from + d, count);
         else
           for (int l = 0; l < 4; ++l) y[l] = static_cast<E>(from[d + l]);
         if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
