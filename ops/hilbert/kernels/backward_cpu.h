@@ -111,7 +111,7 @@ template <class E> struct BackwardTask {
  private:
   Queries& queries(std::int32_t i) const { return space.queries[i - tiles.begin]; }
   /// All at once: a call for each row would take longer than its line.
-  static void clear(Tile<W> x, Index rows) { __builtin_memset(x.at, 0, sizeof(W) * rows * x.pitch); }
+  static void clear(Tile<W> x, Index rows) { __builtin_memset(x.at, 0, sizeof(W) * at(rows * x.pitch)); }
   Index rows_of(std::int32_t i) const { return head.t.q_tile.data()[i].end - head.t.q_tile.data()[i].begin; }
 
   void load(std::int32_t i, Queries& x) {

@@ -159,9 +159,9 @@ template <class E> constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<
 template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T* from, Index count) {
   Vector<E> line{};
   if constexpr (kPacked<E> || std::is_same_v<T, E>) {
-#pragma GCC unroll 6
-    for (Index part = kWhole<E>, d = 0; part > 0; part /= 2)  // by halves: where it is all, the compiler knows count
-      if (count & part) __builtin_memcpy(reinterpret_cast<T*>(&line) + d, from + d, part * sizeof(T)), d += part;
+#pragma GCC unroll 6  // by halves: where it is all, the compiler knows count
+    for (std::size_t part = kWhole<E>, d = 0, n = static_cast<std::size_t>(count); part > 0; part /= 2)
+      if (n & part) __builtin_memcpy(reinterpret_cast<T*>(&line) + d, from + d, part * sizeof(T)), d += part;
   } else {
     E wide[kWhole<E>] = {};
     if (count >= kWhole<E>)
