@@ -444,7 +444,7 @@ std::size_t memory_available() {
   for (const auto& [resource, taken] : {std::pair(RLIMIT_AS, pages[0]), {RLIMIT_DATA, pages[5]}}) {
     rlimit limit{};
     if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
-    left = std::min(left, limit.rlim_cur - std::min(limit.rlim_cur, taken * ::sysconf(_SC_PAGESIZE)));
+    left = std::min(left, limit.rlim_cur - std::min(limit.rlim_cur, taken * std::size_t(::sysconf(_SC_PAGESIZE))));
   }
   return left;
 }
