@@ -4,7 +4,6 @@
 #include "core/device.h"
 #include <cstdlib>
 #include <fstream>
-#include <optional>
 #include <thread>
 #include "core/cuda/context.h"
 #include "core/dispatch.h"

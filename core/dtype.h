@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <ostream>
 #include <string_view>
+#include <type_traits>
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -95,9 +96,6 @@ constexpr std::string_view name_of(DType t) {
 inline std::ostream& operator<<(std::ostream& os, DType t) { return os << name_of(t); }
 
 /// The type arithmetic is done in: what a 16-bit float widens to, itself otherwise.
-template <class T> struct Wide { using type = T; };
-template <> struct Wide<bf16> { using type = float; };
-template <> struct Wide<f16> { using type = float; };
-template <class T> using wide_t = typename Wide<T>::type;  // Wide<T>::type
+template <class T> using wide_t = std::conditional_t<sizeof(T) == 2, float, T>;
 
 }  // namespace hilt

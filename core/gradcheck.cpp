@@ -2,7 +2,6 @@
 //   numeric   (<c, f(x + h e)> - <c, f(x - h e)>) / 2 h      for each element e that an input shows
 //   analytic  what Tape::backward(y, c) gives, added up over all inputs that show e
 #include "core/gradcheck.h"
-#include <algorithm>
 #include <cmath>
 #include "core/random.h"
 #include "core/strided.h"

@@ -1,7 +1,6 @@
 // Tensors of random numbers: element i comes from Philox block i of its stream. Generators hand out
 // streams, and a Recording notes which they handed out.
 #include "core/random.h"
-#include <algorithm>
 #include "core/cuda/kernels.h"
 #include "core/dispatch.h"
 #include "core/parallel.h"

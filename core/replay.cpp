@@ -1,6 +1,5 @@
 // A step for a GPU: run once, recorded as a CUDA graph, launched with the generators moved forward.
 #include "core/replay.h"
-#include <algorithm>
 #include "core/cuda/context.h"
 #include "core/pool.h"
 #include "core/random.h"
@@ -32,12 +31,9 @@ struct Replay::Recorded {  // what the GPU does, the memory it does it in, and h
 };
 
 Replay::Replay(Device device) : device_(device) {}
-Replay::Replay(Replay&&) noexcept = default;
-Replay& Replay::operator=(Replay&&) noexcept = default;
-Replay::~Replay() = default;
 
 void Replay::record(const std::function<void()>& work) {
-  auto made = std::make_unique<Recorded>(device_);
+  auto made = std::make_shared<Recorded>(device_);
   if constexpr (kHasCuda) {
     const Cuda where = cuda_of(device_);
     auto& pool = cuda::pool(device_.index);

@@ -1,5 +1,4 @@
 #pragma once
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include "device.h"
@@ -27,9 +26,8 @@ namespace [[gnu::visibility("default")]] hilt {
 class Replay {
  public:
   explicit Replay(Device device = {});  // where the work runs
-  Replay(Replay&&) noexcept;
-  Replay& operator=(Replay&&) noexcept;
-  ~Replay();
+  Replay(Replay&&) = default;
+  Replay& operator=(Replay&&) = default;
 
   /// Runs the work, or what was recorded of it; errors are those of `work`.
   void operator()(const std::function<void()>& work);
@@ -41,7 +39,7 @@ class Replay {
   void record(const std::function<void()>& work);
   Device device_;
   bool ran_ = false;  // once, which filled what is made on first use: plans, tables, the choice of kernels
-  std::unique_ptr<Recorded> recorded_;
+  std::shared_ptr<Recorded> recorded_;
 };
 
 /// The stream that a GPU computes on, a cudaStream_t, for a host to order by; null for the CPU.

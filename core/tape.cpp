@@ -1,14 +1,12 @@
 // The tape: it records ops in the order they ran and plays them backwards in one loop. A checkpoint
 // keeps its inputs alone and runs its function a second time.
 #include "core/tape.h"
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <iomanip>
 #include <mutex>
 #include <ranges>
 #include <unordered_map>
-#include "core/checkpoint.h"
 #include "core/random.h"
 
 namespace hilt {

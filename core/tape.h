@@ -1,7 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <thread>
-#include "trace.h"
+#include "tensor.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -9,7 +9,39 @@ class Tape;
 struct Recomputed;  // what checkpoint() leaves on a tape
 std::ostream& operator<<(std::ostream& os, const Tape& tape);
 
+/// One op as a tape recorded it. Times and live bytes are known only to a tape that profiles.
+struct NodeReport {
+  std::string name{};           // the op's
+  std::vector<Shape> inputs{};  // their shapes
+  Shape output{};               // its shape
+  DType dtype = DType::f32;
+  std::size_t saved_bytes = 0;                      // storages this node keeps
+  std::size_t unique_bytes = 0;                     // of those, the ones no earlier node keeps
+  double forward_ms = 0, backward_ms = 0;           // wall time of each pass
+  std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
+};
+
+/// Called after every op, ours or a user's, on the thread that ran it: its name and what came of
+/// it. For counting, tracing and looking at values; ops that it runs itself are not told to it.
+using OpHook = std::function<void(std::string_view name, const Tensor& y)>;
+/// From the next op on; an empty one ends that. Without a hook an op costs one load more.
+void set_op_hook(OpHook hook);
 namespace detail {
+extern std::atomic<bool> has_op_hook;
+void tell_op_hook(std::string_view name, const Tensor& y);
+void push_range(std::string_view name);  // in builds for a GPU
+void pop_range();
+/// In builds for a GPU a range for profilers, by NVTX: an op, forward and backward, by the name
+/// that a tape prints, and `backward`, a whole pass. In others nothing.
+struct Range {
+  explicit Range(std::string_view name) {
+    if constexpr (kHasCuda) push_range(name);
+  }
+  ~Range() {
+    if constexpr (kHasCuda) pop_range();
+  }
+};
+
 /// The addresses of an op's inputs, however they were given.
 template <class... In> std::array<const Tensor*, sizeof...(In)> addresses(const In&... in) { return {&in...}; }
 inline List<const Tensor*> addresses(std::span<const Tensor> in) {
@@ -228,6 +260,14 @@ template <class Fn, class... In> auto apply(Fn fn, const In&... inputs) {
 /// A list: named apart, or an unqualified apply(fn, span) could be std::apply of a tuple.
 template <std::derived_from<Function> Fn> auto apply(Fn fn, std::span<const Tensor> inputs) {
   return hilt::apply<Fn, std::span<const Tensor>>(std::move(fn), inputs);
+}
+
+/// Memory for time: fn(inputs), keeping only the inputs; backward runs fn again. Watched tensors
+/// that fn reads beside get their gradients too, and generators it draws from replay the same
+/// numbers. What it reads beside, unwatched, must still hold the same then: that is not checked.
+Tensor checkpoint(Composite fn, std::span<const Tensor> inputs);
+inline Tensor checkpoint(Composite fn, const std::vector<Tensor>& inputs) {
+  return checkpoint(std::move(fn), std::span(inputs));
 }
 
 }  // namespace hilt

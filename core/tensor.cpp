@@ -1,7 +1,5 @@
 // Making, viewing, copying and printing tensors; every view is checked to lie inside its storage.
 #include "core/tensor.h"
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <iomanip>
 #include "core/cuda/context.h"
@@ -67,7 +65,7 @@ template <class T> std::vector<T> Tensor::to_vector() const {
   require_defined();
   std::vector<T> out(static_cast<std::size_t>(numel()));
   if (numel() == 0) return out;
-  Tensor view(Storage::borrow(out.data(), out.size() * sizeof(T), {}, nullptr), shape_, dtype_of<T>);
+  Tensor view = borrow(std::span(out), shape_);
   copy(view, *this);
   return out;
 }
@@ -97,9 +95,7 @@ Tensor arange(Index n, DType dtype, Device device) {
 template <class T> Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype) {
   check(std::ssize(values) == shape.numel(), "from_values: ", values.size(), " values for a shape ", shape);
   Tensor t = empty(shape, dtype);
-  if (t.numel() == 0) return t;
-  const auto borrowed = Storage::borrow(const_cast<T*>(values.data()), values.size_bytes(), {}, nullptr);
-  copy(t, Tensor(borrowed, shape, dtype_of<T>));
+  if (t.numel() > 0) copy(t, borrow(values, shape));
   return t;
 }
 #define HILT_OF_VALUES(T)                               \

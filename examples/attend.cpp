@@ -10,10 +10,7 @@
 // Writes o, lse [B, H, L] and, with d_o, the gradients, also of the score terms that came from
 // files: f64 if the inputs are f64, else f32, whatever type --dtype computes in.
 #include <hilt/hilt.h>
-#include <filesystem>
 #include <iostream>
-#include <numeric>
-#include <optional>
 #include "program/program.h"
 
 using namespace hilt;

@@ -81,8 +81,7 @@ int work(const program::Options&, const Settings& s) {
   outputs.write("curves.html", page_of(s, *plan, orders, words));
   std::cout << "grid " << s.grid << ", pattern " << to_string(spec.pattern) << ", causal " << s.causal
             << "; tiles of 128 x 128 scores\n\norder      full  partial    of all   touched    useful  jumps\n";
-  for (const compare::Arrangement& a : orders)
-    std::cout << table_line(a) << format(" %6lld\n", static_cast<long long>(jumps(a, grid.width)));
+  for (const compare::Arrangement& a : orders) std::cout << table_line(a) << format(" %6ld\n", jumps(a, grid.width));
   std::cout << '\n' << words << "\nwrote " << outputs.directory() << "/curves.html\n";
   if (std::cout.flush()) outputs.commit();  // else run() says why; nothing is left
   return 0;

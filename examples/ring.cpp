@@ -11,7 +11,6 @@
 // Exit 1 if a result differs from one rank's by more than rounding, or if another number of bytes
 // travelled than the plan says.
 #include <hilt/hilt.h>
-#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include "compare/exact.h"
@@ -51,8 +50,7 @@ Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType
 }
 
 std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
-  return comm.gather(from_values(std::vector<std::int64_t>{static_cast<std::int64_t>(value)}, {1}))
-      .to_vector<std::int64_t>();
+  return comm.gather(from_values({static_cast<Index>(value)}, {1})).to_vector<Index>();
 }
 
 /// One rank's part of the comparison.
@@ -90,10 +88,8 @@ struct Comparison {
   bool against_one(const Inputs& all, const program::Named& many, double ms, nlohmann::ordered_json& out) const {
     const PlanPtr plan = make_plan(spec);
     program::Named one;
-    const auto alone = [&] {
-      one =
-          program::with_gradients(all, options.terms, [&] { return attention(all[0], all[1], all[2], plan, options); });
-    };
+    const auto forward = [&] { return attention(all[0], all[1], all[2], plan, options); };
+    const auto alone = [&] { one = program::with_gradients(all, options.terms, forward); };
     alone();
     const double one_ms = median_ms(alone);
     static const std::map<DType, double> kRounding{

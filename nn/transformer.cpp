@@ -4,7 +4,6 @@
 #include "nn/transformer.h"
 #include <cmath>
 #include <numeric>
-#include "core/checkpoint.h"
 #include "core/io/text.h"
 #include "ops/ops.h"
 

@@ -1,7 +1,6 @@
 // Comm: groups, counting, waiting and collectives, over any Link.
 #include "core/comm/comm.h"
 #include <unistd.h>
-#include <algorithm>
 #include <cstdlib>
 #include <numeric>
 #include <set>
@@ -100,10 +99,6 @@ class detail::Pending {
   Round round_;
 };
 
-Transfer::Transfer() = default;
-Transfer::Transfer(Transfer&&) noexcept = default;
-Transfer& Transfer::operator=(Transfer&&) noexcept = default;
-Transfer::~Transfer() = default;
 void Transfer::wait() {
   if (const auto pending = std::move(pending_)) pending->wait();
 }
@@ -150,7 +145,7 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Round
   if (const auto fault = shared.link->fault()) fail_with(Code::distributed, *fault);
   for (const Message& m : out) shared.bytes_sent += m.data.bytes(), ++shared.messages_sent;
   for (const Message& m : in) shared.bytes_received += m.data.bytes();
-  transfer.pending_ = std::make_unique<detail::Pending>(
+  transfer.pending_ = std::make_shared<detail::Pending>(
       state_->shared, shared.link->start(state_->channel, std::move(out), std::move(in)), round);
   return transfer;
 }

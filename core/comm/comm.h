@@ -1,6 +1,5 @@
 #pragma once
 #include <chrono>
-#include <optional>
 #include "../tensor.h"
 
 // Several ranks, each with a part of the work, and the messages between them.
@@ -31,10 +30,9 @@ class Pending;
 /// touch what it receives. If it is destroyed without wait(), it gives both up.
 class Transfer {
  public:
-  Transfer();  // of nothing
-  Transfer(Transfer&&) noexcept;
-  Transfer& operator=(Transfer&&) noexcept;
-  ~Transfer();
+  Transfer() = default;  // of nothing
+  Transfer(Transfer&&) = default;
+  Transfer& operator=(Transfer&&) = default;
   /// Returns when everything has arrived and been sent. Throws Code::distributed if a rank is lost
   /// or has failed, or the deadline passed; then every other rank is told why. On a GPU the stream
   /// waits instead of the host, where it can.
@@ -42,7 +40,7 @@ class Transfer {
 
  private:
   friend class Comm;
-  std::unique_ptr<detail::Pending> pending_;
+  std::shared_ptr<detail::Pending> pending_;  // by one alone
 };
 
 /// One rank's view of a group. A value: copies are the same group. Every rank makes the same calls

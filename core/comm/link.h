@@ -1,5 +1,4 @@
 #pragma once
-#include <optional>
 #include "comm.h"
 
 // Private: what a Comm is made of. A Link joins all ranks of a run and knows nothing of groups;

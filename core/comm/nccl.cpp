@@ -2,10 +2,8 @@
 // computes; everything else goes over the group that had met before.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
-#include <algorithm>
 #include <cstring>
 #include <thread>
-#include <utility>
 #include "core/cuda/context.h"
 #include "core/comm/link.h"
 

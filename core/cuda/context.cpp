@@ -1,15 +1,9 @@
 // The devices of the process: for each GPU a stream, a pool, counters, and whether it still works.
 #include "core/cuda/context.h"
 #include <cuda_runtime_api.h>
-#include <array>
-#include <atomic>
-#include <memory>
-#include <mutex>
-#include <new>
-#include <utility>
 #include "core/cuda/kernels.h"
 #include "core/pool.h"
-#include "core/trace.h"
+#include "core/tape.h"
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #else
@@ -77,7 +71,7 @@ cudaEvent_t mark(int index) noexcept {
 Properties ask(int index) {
   cudaDeviceProp p{};
   check_status(cudaGetDeviceProperties(&p, index), "cudaGetDeviceProperties", index);
-  return {p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem, p.sharedMemPerBlockOptin};
+  return {p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem};
 }
 
 /// A kernel that writes one known word: this build has code for the GPU, and the GPU runs it.

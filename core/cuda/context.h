@@ -13,8 +13,7 @@ struct Properties {  // what kernels need to know of a GPU
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
-  std::size_t memory = 0;        // bytes
-  std::size_t block_shared = 0;  // bytes of shared memory a block may ask for
+  std::size_t memory = 0;  // bytes
   bool is_hopper() const { return major == 9 && minor == 0; }
 };
 const Properties& properties(int index);

@@ -1,6 +1,5 @@
 #pragma once
 #include <cuda_runtime.h>
-#include <type_traits>
 #include "core/cuda/context.h"
 #include "core/random.h"
 

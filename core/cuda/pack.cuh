@@ -1,5 +1,4 @@
 #pragma once
-#include <cstdint>
 #include "core/cuda/launch.cuh"
 
 // For .cu files: several neighbours in one access; reductions within a warp and a block, in a fixed

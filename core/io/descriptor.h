@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <random>
-#include <string>
-#include <utility>
 #include "core/error.h"
 
 // Private: files as the system numbers them.

@@ -1,5 +1,4 @@
 #pragma once
-#include <type_traits>
 #include "../tensor.h"
 
 namespace [[gnu::visibility("default")]] hilt {

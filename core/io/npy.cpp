@@ -5,8 +5,6 @@
 //           a Python dictionary as text, blanks, a newline
 //   then    the elements, one after the other, to the end of the file
 #include "core/io/npy.h"
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <cstring>
 #include "core/io/descriptor.h"
 #include "core/io/text.h"

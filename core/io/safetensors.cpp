@@ -1,8 +1,6 @@
 // A file is checked whole before a tensor is read: its JSON header in one pass without recursion,
 // then names, types, shapes and offsets against the length of the file.
 #include "core/io/safetensors.h"
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <cstring>
 #include "core/io/descriptor.h"
 #include "core/io/text.h"
@@ -37,12 +35,6 @@ constexpr const char* kCopyAgain = "copy or download the file again";
 constexpr const char* kWriteAgain = "write the file again with a safetensors library";
 
 // ---- the header's JSON --------------------------------------------------------------------------
-
-std::size_t utf8_prefix(std::string_view text) {  // where `text` stops being UTF-8, or its size
-  std::size_t at = 0;
-  while (at < text.size() && next_utf8(text, at)) {}
-  return at;
-}
 
 /// What safetensors allows of JSON: an object of objects. One pass over the text, no recursion.
 class Header {
@@ -338,7 +330,8 @@ Tensor SafetensorsFile::read(const std::string& name) const {
 // ---- writing ------------------------------------------------------------------------------------
 static std::string json_string(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
-  check(utf8_prefix(text) == text.size(), "safetensors: '", shown(text), "' is not UTF-8");
+  for (std::size_t at = 0; at < text.size();)
+    check(next_utf8(text, at).has_value(), "safetensors: '", shown(text), "' is not UTF-8");
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') (out += '\\') += c;

@@ -1,8 +1,6 @@
 // Cuts and numbers of option strings, proposals for misspelt names by edit distance, one decoder of
 // UTF-8, and text from files made fit for one line of an error.
 #include "core/io/text.h"
-#include <algorithm>
-#include <array>
 #include <bit>
 #include <limits>
 #include <numeric>

@@ -31,7 +31,8 @@ hilt::Permutation order_in_force(const hilt::Plan& plan) {
 
 std::vector<Arrangement> arrangements_of(const hilt::Plan& plan) {
   std::vector<Arrangement> all;
-  for (const hilt::Order::Kind kind : kOrders) {
+  using Kind = hilt::Order::Kind;
+  for (const Kind kind : {Kind::row, Kind::snake, Kind::morton, Kind::tiles, Kind::hilbert}) {
     if (!std::ranges::all_of(alone(plan),
                              [&](const auto& d) { return hilt::walks(kind, d.second->spec().order.grid); }))
       continue;
@@ -97,8 +98,7 @@ std::string order_verdict(const std::vector<Arrangement>& orders) {
 }
 
 std::string table_line(const Arrangement& a) {
-  return report::format("%-8s %6lld %8lld %9lld %9s %9s", a.order.c_str(), static_cast<long long>(a.stats.full),
-                        static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
+  return report::format("%-8s %6ld %8ld %9ld %9s %9s", a.order.c_str(), a.stats.full, a.stats.partial, a.stats.total,
                         report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str());
 }
 

@@ -16,11 +16,7 @@ struct Arrangement {
   Index touched() const { return stats.full + stats.partial; }
 };
 
-inline constexpr hilt::Order::Kind kOrders[] = {hilt::Order::Kind::row, hilt::Order::Kind::snake,
-                                                hilt::Order::Kind::morton, hilt::Order::Kind::tiles,
-                                                hilt::Order::Kind::hilbert};
-
-/// The plan in each of them that walks all its grids.
+/// The plan in row, snake, morton, tiles and hilbert order, as far as they walk all its grids.
 std::vector<Arrangement> arrangements_of(const hilt::Plan& plan);
 
 /// As Arrangement::walk; but the rows as they come where the plan gains nothing by an order.

@@ -64,11 +64,8 @@ Json to_json(const Lesson& lesson) {
 /// batch 1, length 4096 (64x64), heads 4, ..
 std::string sizes_text(const Lesson& lesson) {
   const Problem& p = lesson.problem;
-  const hilt::Grid g = p.plan->grid();
   std::string text = "batch " + std::to_string(p.batch()) + ", length " + std::to_string(p.length());
-  if (lesson.settings.documents.empty())
-    text += " (" + (g.frames > 1 ? std::to_string(g.frames) + "x" : "") + std::to_string(g.height) + "x" +
-            std::to_string(g.width) + ")";
+  if (lesson.settings.documents.empty()) text += " (" + hilt::to_string(p.plan->grid()) + ")";
   text += ", heads " + std::to_string(p.heads());
   if (p.kv_heads() != p.heads()) text += " on " + std::to_string(p.kv_heads()) + " key heads";
   text += ", head dim " + std::to_string(p.dim()) + ", " + std::string(name_of(p.dtype));

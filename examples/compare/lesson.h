@@ -78,6 +78,7 @@ struct Mode {
   bool ran() const { return !facts.contains("skipped"); }
   bool ok() const { return !ran() || (repeatable && std::ranges::all_of(error, &Error::ok)); }
   double number(const char* fact) const { return facts[fact].get<double>(); }
+  double ms() const { return number("forward_ms") + number("backward_ms"); }
 };
 
 struct Lesson {

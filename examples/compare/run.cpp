@@ -58,7 +58,7 @@ Dense::Dense(const Problem& p, const AttendedSets& sets) : p_(p), terms_(p.terms
   });
   bias_ = there(by_heads(bias, p.kv_heads(), 0, {length, length}));
   if (any_empty) present_ = there(by_heads(present, p.kv_heads(), 0, {length, 1}));
-  if (terms_.alibi) terms_.slopes = hilt::alibi_slopes(p.heads(), hilt::DType::f64);
+  if (terms_.alibi) terms_.slopes = hilt::moved(hilt::alibi_slopes(p.heads(), hilt::DType::f64), p.q.device());
   const ExactTerms exact = exact_terms(*p.plan, terms_);
   // Pairs outside the grid are 0 apart, and find the 0 that forward() puts behind the table.
   const std::size_t pairs = at(length * length), behind = exact.tensor[1].size() / at(p.heads());
@@ -70,7 +70,6 @@ Dense::Dense(const Problem& p, const AttendedSets& sets) : p_(p), terms_(p.terms
       if (which == 1) entry[at(pair)] = static_cast<std::int32_t>(element);
     });
   if (terms_.slopes) apart_ = there(hilt::from_values(apart, {length, length}));
-  if (terms_.alibi) terms_.slopes = hilt::moved(terms_.slopes, p.q.device());
   if (terms_.relative) entry_ = hilt::moved(hilt::from_values(entry, {length * length}), p.q.device());
   if (p.dropout == 0) return;
   Tensor multipliers = hilt::empty({p.batch(), p.kv_heads(), p.heads() / p.kv_heads(), length, length}, wide);

@@ -119,9 +119,8 @@ void measure_scaling(Lesson& lesson) {
   for (Index length = std::max(kShortest, p.length() / 32); !packed && length < p.length() && in_time(start);
        length *= 2)
     add(lesson.by_length, "length", length, p.plan->spec().pattern, length, kRepeats);
-  lesson.by_length.push_back(sample(lesson, "length", p.length(), true, [](const Mode& mode) {
-    return std::pair(mode.number("forward_ms") + mode.number("backward_ms"), mode.number("saved_bytes"));
-  }));
+  const auto whole = [](const Mode& mode) { return std::pair(mode.ms(), mode.number("saved_bytes")); };
+  lesson.by_length.push_back(sample(lesson, "length", p.length(), true, whole));
 }
 
 }  // namespace compare

@@ -22,7 +22,7 @@ struct Summary {
 
   void modes() const {
     const double given = static_cast<double>(lesson.problem.input_bytes());
-    const std::string all_runs = format("all %lld runs", static_cast<long long>(lesson.settings.repeat));
+    const std::string all_runs = format("all %ld runs", lesson.settings.repeat);
     os << bold("mode     ops      keeps       peak    forward   backward  same bits\n");
     for (const Mode& m : lesson.modes)
       if (m.ran())
@@ -36,12 +36,11 @@ struct Summary {
     say("keeps: bytes the tape holds to go back. peak: most at once. Both with q, k, v.");
     const Mode *taped = lesson.mode(kTaped), *fused = lesson.mode(kFused);
     if (!taped || !fused || taped->number("saved_bytes") <= 0) return;
-    const auto ms = [](const Mode* m) { return m->number("forward_ms") + m->number("backward_ms"); };
     std::string text = format("against taped fused keeps %s and takes %.2f x its time.", word("kept_in_words").c_str(),
-                              ms(fused) / ms(taped));
+                              fused->ms() / taped->ms());
     if (const double keys = words["crossover"]; keys > 0)
-      text += format(" In segments of less than about %.0f keys it keeps more: head dim %lld.", keys,
-                     static_cast<long long>(lesson.problem.dim()));
+      text +=
+          format(" In segments of less than about %.0f keys it keeps more: head dim %ld.", keys, lesson.problem.dim());
     say(text);
   }
 

@@ -4,7 +4,6 @@
 #include <hilt/core/io/text.h>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 namespace program {
@@ -35,9 +34,9 @@ Outputs::Outputs(const std::string& directory) : directory_(directory) {
   std::signal(SIGPIPE, SIG_IGN);  // files are worth more than words: `attend | head` writes them
   while (directory_.size() > 1 && directory_.back() == '/') directory_.pop_back();
   std::error_code error, looked;
-  for (fs::path p = fs::absolute(directory_, error);
-       !error && !p.empty() && !fs::exists(p, looked) && p != p.parent_path(); p = p.parent_path())
-    made_ = p;
+  for (fs::path p = fs::absolute(directory_, error); p.has_relative_path() && !fs::exists(p, looked);
+       p = p.parent_path())
+    made_.push_back(p);
   fs::create_directories(directory_, error);
   try {
     if (error) fail_file(directory_, error.message());
@@ -55,19 +54,18 @@ Outputs::Outputs(const std::string& directory) : directory_(directory) {
     unmake();
     throw;
   }
-  for (fs::path p = fs::absolute(directory_); !made_.empty() && p.string().size() >= made_.size(); p = p.parent_path())
-    sync(p.parent_path());
+  for (const fs::path& p : made_) sync(p.parent_path());
 }
 
-// Innermost first. remove() leaves what is not empty; a directory that somebody locked is theirs.
+// remove() leaves what is not empty; a directory that somebody locked is theirs.
 void Outputs::unmake() const {
   std::error_code error;
-  for (fs::path p = fs::absolute(directory_, error); !made_.empty() && !p.empty(); p = p.parent_path()) {
+  for (const fs::path& p : made_) {
     const int d = ::open(p.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool free = d >= 0 && ::flock(d, LOCK_EX | LOCK_NB) == 0;
     if (free) fs::remove(p, error);
     if (d >= 0) ::close(d);
-    if (!free || error || p == fs::path(made_)) break;
+    if (!free || error) break;
   }
 }
 

@@ -10,11 +10,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <new>
 #include <sstream>
+#include "report/report.h"
 
 namespace program {
 using namespace hilt;
@@ -450,12 +450,9 @@ std::size_t memory_available() {
 }
 
 void require_memory(const std::string& what, double bytes, const std::string& advice) {
-  const auto shown = [](double n) {
-    const auto tenths = static_cast<std::uint64_t>(std::min(n, 0x1p64) / 1e8);
-    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GB";
-  };
-  if (const auto have = static_cast<double>(memory_available()); bytes > have)
-    fail_with(Code::memory, what, ": would need ", shown(bytes), ", ", shown(have), " are available; ", advice);
+  if (const std::size_t have = memory_available(); bytes > static_cast<double>(have))
+    fail_with(Code::memory, what, ": would need ", report::bytes(std::min(bytes, 0x1p64)), ", ", report::bytes(have),
+              " are available; ", advice);
 }
 
 // The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of

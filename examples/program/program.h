@@ -2,6 +2,7 @@
 #include <hilt/hilt.h>
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <initializer_list>
 #include <numeric>
 #include "options.h"
@@ -163,7 +164,8 @@ class Outputs {
 
  private:
   void unmake() const;
-  std::string directory_, made_;                             // made_: the first directory that was not there
+  std::string directory_;
+  std::vector<std::filesystem::path> made_;                  // directories that were not there, the innermost first
   std::optional<hilt::DirectoryLock> lock_;                  // while this lives
   std::vector<std::pair<std::string, std::string>> staged_;  // temporary path, final path
 };

@@ -40,11 +40,10 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
   const std::vector<hilt::AttentionConfig> kinds = hilt::attention_configs(c);
   for (const hilt::AttentionConfig& a : kinds) m.plan += program::least_plan_bytes(c.context, a.pattern);
 
-  const double tokens = static_cast<double>(s.batch) * static_cast<double>(c.context);
-  const double wide = tokens * static_cast<double>(c.width) * size,
-               hidden = tokens * static_cast<double>(c.hidden_width()) * size,
-               logits = tokens * static_cast<double>(c.vocab) * size, statistics = tokens * 4 * 4,  // of two norms
-      ids = tokens * static_cast<double>(s.accumulate) * 2 * 4;
+  const auto of_tokens = [&](Index numbers) { return program::product_of({s.batch, c.context, numbers}); };
+  const double wide = of_tokens(c.width) * size, hidden = of_tokens(c.hidden_width()) * size,
+               logits = of_tokens(c.vocab) * size, statistics = of_tokens(4) * 4,  // of two norms
+      ids = of_tokens(s.accumulate) * 2 * 4;
   const double kept = c.checkpointing ? 1 : layers;   // blocks
   const auto fill = [&](double saved, double peak) {  // what attention keeps of a block, and takes at the worst moment
     const double block = 7 * wide + 2 * hidden + saved + statistics;
@@ -53,20 +52,17 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
     if (device.is_cuda()) m.working += 32 << 20;  // what the library of products works in
     const std::string blocks = format(" of %.0f blocks", kept);
     m.largest = {
-        {"tokens.weight and its gradient and moments",
-         static_cast<double>(c.vocab) * static_cast<double>(c.width) * (2 * size + 8)},
+        {"tokens.weight and its gradient and moments", program::product_of({c.vocab, c.width}) * (2 * size + 8)},
         {"weights, gradients and moments of a block", (m.parameters + m.gradients + m.moments) / layers},
-        {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " + std::to_string(c.vocab) + "]",
-         logits},
+        {(std::ostringstream() << "logits " << hilt::Shape{s.batch, c.context, c.vocab}).str(), logits},
         {"mlp activations" + blocks, hidden * 2 * kept},
         {"attention's own" + blocks + ", " + s.backward, saved * kept + peak},
         {"the plan of attention", m.plan}};
-    std::ranges::sort(m.largest, std::greater{}, &MemoryPlan::Item::bytes);
+    std::ranges::sort(m.largest, std::greater{}, &MemoryPlan::Item::second);
     m.largest.resize(5);
   };
   const bool all_scores = c.backward == hilt::Backward::taped && c.pattern[0].kind == hilt::Branch::Kind::dense;
-  const double scores =
-      all_scores ? tokens * static_cast<double>(c.context) * static_cast<double>(c.heads) * size / 2 : 0;
+  const double scores = all_scores ? of_tokens(c.context * c.heads) * size / 2 : 0;
   fill(scores, scores);
   if (m.total() + m.plan > most) return m;
   m.plan = 0;
@@ -93,8 +89,8 @@ void require_memory(const MemoryPlan& m, const Settings& s, double have) {
   const double need = m.total() + m.plan;
   if (need <= have) return;
   std::string largest;
-  for (const MemoryPlan::Item& item : m.largest)
-    largest += (largest.empty() ? "" : ", ") + item.name + ' ' + report::bytes(item.bytes);
+  for (const auto& [name, bytes] : m.largest)
+    largest += (largest.empty() ? "" : ", ") + name + ' ' + report::bytes(bytes);
   fail_with(
       Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have), " are available and ",
       report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest, "; try ",

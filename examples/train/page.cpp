@@ -40,20 +40,14 @@ Json thinned(const std::vector<Json>& all, std::size_t most) {
 }
 
 /// The best evaluation, and how much worse a later one was.
-Json best_of(const std::vector<Line>& lines) {
-  const Line *best = nullptr, *last = nullptr;
-  double worst_later = 0;
-  for (const Line& l : lines) {
-    if (!(l.val_loss >= 0)) continue;
-    last = &l;
-    if (!best || l.val_loss < best->val_loss) best = &l, worst_later = l.val_loss;
-    worst_later = std::max(worst_later, l.val_loss);
-  }
-  if (!best) return {};
+Json best_of(const std::vector<Line>& evaluated) {
+  if (evaluated.empty()) return {};
+  const auto best = std::ranges::min_element(evaluated, {}, &Line::val_loss);
+  const auto worst_later = std::ranges::max_element(best, evaluated.end(), {}, &Line::val_loss);
   return {{"step", best->step},
           {"loss", number(best->val_loss)},
-          {"is_last", best == last},
-          {"risen", number(worst_later - best->val_loss)}};
+          {"is_last", best + 1 == evaluated.end()},
+          {"risen", number(worst_later->val_loss - best->val_loss)}};
 }
 
 }  // namespace
@@ -63,8 +57,9 @@ std::string to_html(const Story& story) {
   const MemoryPlan& m = story.memory;
   const Profile& task = s.profile();
   std::vector<Json> evaluations, samples;
-  for (const Line& l : story.lines)
-    if (l.val_loss >= 0) evaluations.push_back({{"step", l.step}, {"val_loss", number(l.val_loss)}});
+  std::vector<Line> evaluated = story.lines;
+  std::erase_if(evaluated, [](const Line& l) { return !(l.val_loss >= 0); });
+  for (const Line& l : evaluated) evaluations.push_back({{"step", l.step}, {"val_loss", number(l.val_loss)}});
   for (const auto& [step, text] : story.samples)
     samples.push_back({{"step", step}, {"text", program::printable(text, "\n\t")}});
   std::string options;
@@ -85,7 +80,7 @@ std::string to_html(const Story& story) {
       {"held_out", story.held_out >= 0 ? number(story.held_out) : Json()},
       {"held_out_rows", 4 * s.eval_rows},
       {"exact_floor", story.exact_val_floor > 0 ? number(story.exact_val_floor) : Json()},
-      {"best", best_of(story.lines)},
+      {"best", best_of(evaluated)},
       {"samples", thinned(samples, 8)},
       {"attention", story.attention},
       {"memory", {m.parameters, m.gradients, m.moments, m.activations, m.working, m.total(), story.measured_bytes}},

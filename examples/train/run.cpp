@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <atomic>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <sstream>
 
@@ -38,7 +37,7 @@ using program::seconds_since;
 constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
-std::string sample_name(Index step) { return format("sample-%06lld.txt", static_cast<long long>(step)); }
+std::string sample_name(Index step) { return format("sample-%06ld.txt", step); }
 
 class Training {
  public:
@@ -257,7 +256,7 @@ class Training {
   // Which weights there are, and what each is worth on the same unseen rows.
   std::string two_losses() const {
     const auto of = [](const char* which, double loss, Index step, bool is_there, const std::string& name) {
-      return format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
+      return format("%s: validation loss %.4f at step %ld, ", which, loss, step) +
              (is_there ? "in " + name : "not saved");
     };
     const Line& last = log_->last();
@@ -274,7 +273,7 @@ class Training {
       return early ? 130 : 0;
     }
     story_.lines = log_->lines();
-    std::string verdict = format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
+    std::string verdict = format("%ld steps in %.1f s", trainer_->steps() - first_, took);
     if (!early) {
       const Index rows = 4 * s_.eval_rows;
       const Evaluation e = trainer_->evaluate(rows, s_.batch);

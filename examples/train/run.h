@@ -21,10 +21,7 @@ struct MemoryPlan {
   double working = 0;      // beyond that, at the worst moment
   double plan = 0;         // of the attention plan: outside the counters of tensors
   bool is_whole = false;   // or without what attention takes beyond the least
-  struct Item {
-    std::string name;
-    double bytes;
-  };
+  using Item = std::pair<std::string, double>;
   std::vector<Item> largest;  // single tensors, or sets of alike ones, descending
   double total() const { return parameters + gradients + moments + activations + working; }
 };

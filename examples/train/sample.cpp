@@ -1,7 +1,6 @@
 // Shows what a model writes, piece by piece; finds the run and the checkpoint to draw from.
 #include "run.h"
 #include <unistd.h>
-#include <filesystem>
 #include <iostream>
 
 namespace train {
@@ -255,9 +254,8 @@ int sample_from_checkpoint(const Settings& s) {
                   [](std::string_view piece) { std::cout << for_a_terminal(std::string(piece)) << std::flush; });
   if (!sample.text.ends_with('\n')) std::cout << std::endl;
   const double seconds = program::seconds_since(began);
-  std::cerr << format("%lld tokens in %.2f s, %.0f a second", static_cast<long long>(sample.tokens), seconds,
-                      static_cast<double>(sample.tokens) / seconds)
-            << std::endl;
+  const double a_second = static_cast<double>(sample.tokens) / seconds;
+  std::cerr << format("%ld tokens in %.2f s, %.0f a second\n", sample.tokens, seconds, a_second) << std::flush;
   return 0;
 }
 

@@ -1,6 +1,5 @@
 // The options of train and sample, the defaults of each task, and what is refused.
 #include "run.h"
-#include <filesystem>
 #include <sstream>
 #include "tasks/boards.h"
 #include "tasks/stories.h"

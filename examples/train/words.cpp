@@ -65,10 +65,10 @@ Progress::~Progress() {
 }
 
 static std::string duration(double seconds) {
-  const auto s = static_cast<long long>(seconds + 0.5);
-  if (s < 60) return format("%lld s", s);
-  if (s < 3600) return format("%lld min %02lld s", s / 60, s % 60);
-  return format("%lld h %02lld min", s / 3600, s / 60 % 60);
+  const auto s = static_cast<Index>(seconds + 0.5);
+  if (s < 60) return format("%ld s", s);
+  if (s < 3600) return format("%ld min %02ld s", s / 60, s % 60);
+  return format("%ld h %02ld min", s / 3600, s / 60 % 60);
 }
 
 /// Columns that `text` takes; escape sequences take none.
@@ -103,11 +103,10 @@ std::vector<Progress::Field> Progress::fields_of(const Line& l, Index steps) con
                     *const plain = color_ ? "\033[0m" : "";
   const std::string floor = start_.floor >= 0 ? format("floor %.4f", start_.floor) : "",
                     share = start_.peak_gflops > 0 ? format(" %.0f %%", 100 * l.gflops / start_.peak_gflops) : "";
-  std::vector<Field> fields{
-      {steps == 0 ? format("step %lld", static_cast<long long>(l.step))
-                  : format("step %lld/%lld %3.0f %%", static_cast<long long>(l.step), static_cast<long long>(steps),
-                           100 * static_cast<double>(l.step) / static_cast<double>(steps))},
-      {format("%sloss %.4f%s", bold, l.loss, plain)}};
+  std::vector<Field> fields{{steps == 0 ? format("step %ld", l.step)
+                                        : format("step %ld/%ld %3.0f %%", l.step, steps,
+                                                 100 * static_cast<double>(l.step) / static_cast<double>(steps))},
+                            {format("%sloss %.4f%s", bold, l.loss, plain)}};
   if (val_loss_ >= 0) fields.push_back({format("val %.4f", val_loss_)});
   fields.push_back({format("%s[lnV %.2f uni %.2f bi %.2f%s%s]%s", soft, start_.uniform, start_.unigram, start_.bigram,
                            floor.empty() ? "" : " ", floor.c_str(), plain),
@@ -119,8 +118,7 @@ std::vector<Progress::Field> Progress::fields_of(const Line& l, Index steps) con
   fields.push_back({format("%.0f GFLOP/s%s", l.gflops, share.c_str()), all, some});
   fields.push_back({report::bytes(l.bytes), all, some});
   if (steps == 0) return fields;
-  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
-  const double done = static_cast<double>(l.step - from_);
+  const double elapsed = program::seconds_since(began_), done = static_cast<double>(l.step - from_);
   fields.push_back({"ETA " + duration(elapsed / done * static_cast<double>(steps - l.step))});
   return fields;
 }

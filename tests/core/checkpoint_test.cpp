@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include "core/random.h"
-#include "core/checkpoint.h"
 #include "core/tape.h"
 #include "tests/support/error_of.h"
 #include "tests/support/scale.h"

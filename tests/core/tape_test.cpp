@@ -1,6 +1,5 @@
 // What a tape records, how it adds gradients up, how it is misused, nests and reports; random
 // graphs against gradients pushed back by hand.
-#include "core/checkpoint.h"
 #include "core/tape.h"
 #include <gtest/gtest.h>
 #include <algorithm>

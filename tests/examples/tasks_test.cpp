@@ -207,9 +207,9 @@ TEST(Life, AGliderMovesAndTheBorderIsDead) {
 }
 
 // ---- ising --------------------------------------------------------------------------------------
-/// p of every lattice of this size, given `noisy` where it is there; and Z: by the definition.
-std::pair<std::vector<double>, double> all_lattices(Index height, Index width, double coupling,
-                                                    const std::vector<std::int32_t>& noisy = {}) {
+/// p of every lattice of this size, given `noisy` where it is there: by the definition.
+std::vector<double> all_lattices(Index height, Index width, double coupling,
+                                 const std::vector<std::int32_t>& noisy = {}) {
   const Index n = height * width;
   std::vector<double> p(std::size_t{1} << n);
   double z = 0;
@@ -226,19 +226,18 @@ std::pair<std::vector<double>, double> all_lattices(Index height, Index width, d
     z += p[state] = std::exp(coupling * energy) * seen;
   }
   for (double& x : p) x /= z;
-  return {p, z};
+  return p;
 }
 
-TEST(IsingLattice, PartitionAndPosteriorAreTheSumsOverAllStates) {
+TEST(IsingLattice, PosteriorIsTheSumOverAllStates) {
   Draws draws({5, 1});
   for (const auto& [height, width] :
        {std::pair<Index, Index>{1, 1}, {1, 7}, {6, 1}, {2, 3}, {3, 2}, {4, 4}, {3, 5}, {5, 3}})
     for (const double coupling : {0.0, Ising::kCritical, 1.5, -0.7}) {
       const Ising lattice(height, width, coupling);
-      EXPECT_NEAR(lattice.log_partition(), std::log(all_lattices(height, width, coupling).second), 1e-12);
       std::vector<std::int32_t> noisy;
       for (Index i = 0; i < height * width; ++i) noisy.push_back(static_cast<std::int32_t>(draws.below(2)));
-      const std::vector<double> p = all_lattices(height, width, coupling, noisy).first, up = lattice.posterior(noisy);
+      const std::vector<double> p = all_lattices(height, width, coupling, noisy), up = lattice.posterior(noisy);
       for (std::size_t i = 0; i < up.size(); ++i) {
         double exact = 0;
         for (std::size_t state = 0; state < p.size(); ++state) exact += (state >> i & 1) ? p[state] : 0;
@@ -251,7 +250,7 @@ TEST(IsingLattice, PartitionAndPosteriorAreTheSumsOverAllStates) {
 TEST(IsingLattice, SamplesAreExact) {
   for (const auto& [height, width] : {std::pair<Index, Index>{3, 3}, {2, 4}, {5, 2}}) {
     const Ising lattice(height, width);
-    const std::vector<double> p = all_lattices(height, width, Ising::kCritical).first;
+    const std::vector<double> p = all_lattices(height, width, Ising::kCritical);
     const double n = static_cast<double>(scaled(400000, 40000)), states = static_cast<double>(p.size());
     std::vector<double> seen(p.size());
     Draws draws({9, 2});

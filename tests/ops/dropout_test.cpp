@@ -1,6 +1,5 @@
 // The share that dropout keeps, and that backward, a checkpoint and any number of threads draw the
 // same mask.
-#include "core/checkpoint.h"
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

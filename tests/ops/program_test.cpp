@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <optional>
 #include <random>
-#include "core/checkpoint.h"
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/scale.h"

@@ -3,7 +3,7 @@
 //
 //      after[k](state) = sum over spin k of e^(coupling spin (left + above)) lean^spin after[k + 1](state with spin k)
 //
-// Each is divided by its largest, and what was divided by, with after[0], makes Z.
+// Each is divided by its largest.
 #include "boards.h"
 #include <algorithm>
 #include <cmath>
@@ -115,7 +115,7 @@ Ising::Ising(Index height, Index width, double coupling) : side_(std::min(height
         "; its exact answer is known up to ", kMostSide, "x", kMostSide);
   for (Index k = 0; k < cells_; ++k) cell_.push_back(at(height >= width ? k : k % side_ * width + k / side_));
   for (int same = -2; same <= 2; ++same) bond_.push_back(std::exp(coupling * same));
-  log_partition_ = messages(after_, std::vector<double>(at(cells_), 1.0));
+  after_ = messages(std::vector<double>(at(cells_), 1.0));
 }
 
 // A state has a bit for each column: the last spin there, up or not.
@@ -132,10 +132,9 @@ double Ising::bonds(Index k, std::size_t state, bool up) const {
   return bond_[at(same)];
 }
 
-double Ising::messages(std::vector<std::vector<double>>& after, const std::vector<double>& lean) const {
+std::vector<std::vector<double>> Ising::messages(const std::vector<double>& lean) const {
   const std::size_t states = std::size_t{1} << side_;
-  after.assign(at(cells_ + 1), std::vector<double>(states, 1.0));
-  double log_scale = 0;
+  std::vector<std::vector<double>> after(at(cells_ + 1), std::vector<double>(states, 1.0));
   for (Index k = cells_ - 1; k >= 0; --k) {
     std::vector<double>& here = after[at(k)];
     const std::vector<double>& next = after[at(k + 1)];
@@ -144,9 +143,8 @@ double Ising::messages(std::vector<std::vector<double>>& after, const std::vecto
                 bonds(k, s, false) / lean[at(k)] * next[placed(k, s, false)];
     const double largest = *std::ranges::max_element(here);
     for (double& x : here) x /= largest;
-    log_scale += std::log(largest);
   }
-  return log_scale + std::log(after[0][0]);
+  return after;
 }
 
 std::vector<std::int32_t> Ising::sample(Draws& draws) const {
@@ -166,8 +164,7 @@ std::vector<double> Ising::posterior(std::span<const std::int32_t> noisy) const 
   static const double kLean = std::sqrt((1 - kFlipped) / kFlipped);  // of a spin that is seen up
   std::vector<double> lean, up(at(cells_));
   for (const std::size_t cell : cell_) lean.push_back(noisy[cell] ? kLean : 1 / kLean);
-  std::vector<std::vector<double>> after;
-  (void)messages(after, lean);
+  const std::vector<std::vector<double>> after = messages(lean);
   std::vector<double> before(after[0].size()), next;  // the sum over what came, to a state
   before[0] = 1;
   for (Index k = 0; k < cells_; ++k) {

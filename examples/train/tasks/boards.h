@@ -21,7 +21,6 @@ class Ising {
   static constexpr double kCritical = 0.44068679350977151;  // ln(1 + sqrt 2) / 2, of the infinite lattice
   static constexpr double kFlipped = 0.2;                   // share of spins that noise turns over
   Ising(Index height, Index width, double coupling = kCritical);
-  double log_partition() const { return log_partition_; }
   std::vector<std::int32_t> sample(Draws& draws) const;
   /// For each spin, the probability that it was 1 before the noise.
   std::vector<double> posterior(std::span<const std::int32_t> noisy) const;
@@ -29,13 +28,12 @@ class Ising {
  private:
   double bonds(Index k, std::size_t state, bool up) const;
   std::size_t placed(Index k, std::size_t state, bool up) const;
-  double messages(std::vector<std::vector<double>>& after, const std::vector<double>& lean) const;
+  std::vector<std::vector<double>> messages(const std::vector<double>& lean) const;
 
   Index side_, cells_;
   std::vector<std::size_t> cell_;           // of the board, in the order of the walk
   std::vector<double> bond_;                // e^(coupling times -2 .. 2)
   std::vector<std::vector<double>> after_;  // without noise
-  double log_partition_ = 0;
 };
 
 /// Clean spins (targets) from noisy ones (inputs), at the critical coupling.

@@ -56,9 +56,9 @@ Batch Task::batch(Split split, Index first, Index count) const {
 
 Yardsticks yardsticks(const Task& task, Index rows) {
   const Index n = task.length(), classes = task.vocabulary().size();
-  constexpr Index kMostPairs = Index{1} << 24;
-  const bool pairs = classes * classes <= kMostPairs;
-  std::vector<double> single(at(classes), 0.01), pair(pairs ? at(classes * classes) : 0, 0.01);
+  constexpr double kUnseen = 0.01;  // what each counts for before it is seen
+  std::vector<double> single(at(classes), kUnseen), after(at(classes), kUnseen * static_cast<double>(classes));
+  std::unordered_map<Index, double> pair;
   double seen = 0;
   const auto visit = [&](Split split, auto&& f) {
     seen = 0;
@@ -66,24 +66,19 @@ Yardsticks yardsticks(const Task& task, Index rows) {
     for (Index r = 0; r < rows; ++r) {
       task.row(split, r, x.data(), y.data());
       for (std::size_t t = 0; t < y.size(); ++t)
-        if (y[t] >= 0) f(x[t], at(y[t]), at(x[t] * classes + y[t])), ++seen;
+        if (y[t] >= 0) f(at(x[t]), at(y[t]), pair.try_emplace(x[t] * classes + y[t], kUnseen).first->second), ++seen;
     }
   };
-  visit(Split::train, [&](std::int32_t, std::size_t y, std::size_t xy) {
-    single[y] += 1;
-    if (pairs) pair[xy] += 1;
-  });
-  double total = 0;
-  for (double count : single) total += count;
-  std::vector<double> after(pairs ? at(classes) : 0, 0.0);
-  for (std::size_t i = 0; i < pair.size(); ++i) after[i / at(classes)] += pair[i];
+  visit(Split::train, [&](std::size_t x, std::size_t y, double& xy) { ++single[y], ++after[x], ++xy; });
+  const double total = seen + kUnseen * static_cast<double>(classes);
   Yardsticks out{.uniform = std::log(static_cast<double>(classes))};
-  visit(Split::validation, [&](std::int32_t x, std::size_t y, std::size_t xy) {
+  visit(Split::validation, [&](std::size_t x, std::size_t y, double xy) {
     out.unigram -= std::log(single[y] / total);
-    if (pairs) out.bigram -= std::log(pair[xy] / after[at(x)]);
+    out.bigram -= std::log(xy / after[x]);
   });
   out.unigram /= seen;
-  out.bigram = pairs ? out.bigram / seen : out.unigram;
+  constexpr Index kMostPairs = Index{1} << 24;  // of more the rows show too few
+  out.bigram = classes * classes <= kMostPairs ? out.bigram / seen : out.unigram;
   return out;
 }
 

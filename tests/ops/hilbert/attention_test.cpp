@@ -18,7 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/checkpoint.h"
 #include "core/error.h"
 #include "core/gradcheck.h"
 #include "core/parallel.h"
