@@ -28,7 +28,7 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
 
 static double real(Index n) { return static_cast<double>(n); }
 /// Bytes of Hopper's kernels: sums of dQ in one pass; masks that a pass makes, and parts of owners.
-static std::array<Index, 2> sums_on_gpu(const Plan& plan, Index batch, Index kv_heads, Index dim, bool ranked = false) {
+static std::array<Index, 2> sums_on_gpu(const Plan& plan, Index batch, Index kv_heads, Index dim, bool ranked) {
   Index one_pass = 0, of_parts = 0;
   for (const auto& [index, users_of] : users(plan, -1))
     for (const PlanPart& part : row_parts(plan)) {
@@ -42,19 +42,19 @@ static std::array<Index, 2> sums_on_gpu(const Plan& plan, Index batch, Index kv_
   return {one_pass, of_parts};
 }
 
-/// The same where the plan has its order.
+/// The same where the plan has its order; ranked: or where a GPU's call brings one, and ranks.
 static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype,
-                                    Backward mode, const ScoreTerms& terms, Device where) {
-  Call call{PlanPtr(PlanPtr(), &plan), {.terms = terms}, 1, batch, plan.queries(), kv_heads, dim};
+                                    const AttentionOptions& options, Device where, bool ranked) {
+  Call call{PlanPtr(PlanPtr(), &plan), options, 1, batch, plan.queries(), kv_heads, dim};
   Device device;
-  for (const Tensor& x : term_inputs(terms))
+  for (const Tensor& x : term_inputs(options.terms))
     if (x) device = x.device();
   resolve_terms(call, empty({0}, dtype, device));
   const auto element = static_cast<double>(size_of(dtype));
   const double stat = dtype == DType::f64 ? 8.0 : 4.0;
   const double row = real(batch * plan.queries()) * real(plan.heads()), q = row * real(dim),
                kv = 2 * real(batch * plan.length() * kv_heads * dim);
-  const bool narrow = size_of(dtype) == 2, capped = bool(terms.softcap), sink = bool(terms.sink);
+  const bool narrow = size_of(dtype) == 2, capped = bool(options.terms.softcap), sink = bool(options.terms.sink);
   double sums = 0;  // of the terms' gradients; a bias's may be added up once more
   const TermTensors tensors = term_inputs(call.options.terms);
   for (std::size_t i = 0; i < kTermTensors; ++i)
@@ -64,13 +64,13 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
     return AttentionMemory{static_cast<std::size_t>(saved), static_cast<std::size_t>(peak)};
   };
   const double kept = q * element + row * stat;  // o and lse
-  if (mode == Backward::fused) {
+  if (options.backward == Backward::fused) {
     double peak =
         kept + row * stat + (q + kv) * stat + sums + std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0);
     if (!where.is_cuda() || !narrow) return bytes(kept, peak);
-    const auto [one_pass, of_parts] = sums_on_gpu(plan, batch, kv_heads, dim);
+    const auto [one_pass, of_parts] = sums_on_gpu(plan, batch, kv_heads, dim, ranked);
     peak += real(of_parts);
-    if (dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
+    if (dim <= 128 && !ranked && branch_count(plan) == 1)  // at most: few plans take that route
       peak = std::max(peak, kept + row * stat + (q + kv) * element + real(one_pass));
     return bytes(kept, peak);
   }
@@ -94,7 +94,7 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
       gathered_most = std::max(gathered_most, copies);
     }
   }
-  if (mode == Backward::hybrid) {
+  if (options.backward == Backward::hybrid) {
     const double by_terms = capped ? 3 : tensors[0] || tensors[1] ? 2.5 : tensors[2] ? 1 : 0;
     return bytes(kept, kept + (4 + by_terms) * largest + masks + indices + sums + 2 * gathered_most + (q + kv) * stat +
                            q * stat + (narrow ? (3 * q + kv) * stat : 0));
@@ -109,10 +109,10 @@ static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_head
 
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
                                  const ScoreTerms& terms, Device where) {
-  const auto takes = where.is_cpu() ? TakesOrder::no : order_taken(plan, {.backward = mode, .terms = terms}, where);
+  const AttentionOptions options{.backward = mode, .terms = terms};
+  const auto takes = where.is_cpu() ? TakesOrder::no : order_taken(plan, options, where);
   const Plan& own = takes == TakesOrder::followed ? followed_plan(plan) : plan;
-  AttentionMemory m = memory_along(own, batch, kv_heads, dim, dtype, mode, terms, where);
-  if (&own != &plan && size_of(dtype) == 2) m.peak += at(sums_on_gpu(own, batch, kv_heads, dim, true)[1]);
+  const AttentionMemory m = memory_along(own, batch, kv_heads, dim, dtype, options, where, &own != &plan);
   const std::size_t order = 4 * at(batch * plan.length());  // which is kept; a pass has lists along it
   if (takes == TakesOrder::followed) return {m.saved + order, m.peak + order + 40 * at(plan.length())};
   if (takes != TakesOrder::gathered) return m;

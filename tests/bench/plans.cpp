@@ -62,13 +62,13 @@ class Hash {
     }
     add_all(v.mask), add_numbers(v.pairs, v.mixed, v.one_owner, v.eights);
   }
-  void add(const kernels::hopper::Schedule& s) {
+  void add(const kernels::hopper::Schedule& s, const Visits& v, std::size_t tiles) {
     for (const VisitSide::Owner& o : s.owner) add(o);
     for (const auto& m : s.meeting) {
       add_numbers(m.row, m.rows, m.turn, m.tile);
       for (const auto& cell : m.cell) add_numbers(cell[0], cell[1]);
     }
-    add_numbers(s.tiles, s.masked, s.complete);
+    add_numbers(s.tiles, v.masked[tiles], v.complete[tiles]);
   }
   std::uint64_t sum() const { return sum_; }
 
@@ -94,7 +94,8 @@ void add_lists(Hash& hash, const Plan& plan, bool masks_of_all_sizes) {
   for (const PlanPart& part : row_parts(plan)) {
     const auto add = [&](const Tiling& t) {
       hash.add(t), hash.add(visits(t));
-      for (const Index queries : {64, 128}) hash.add(kernels::hopper::schedule_of(visits(t), queries));
+      for (const Index queries : {64, 128})
+        hash.add(kernels::hopper::schedule_of(visits(t), queries), visits(t), queries == 128);
     };
     for (const Tiling& t : part.tilings) {
       add(t), add(with_ascending_keys(t)), add(with_short_lists(t, false)), add(with_short_lists(t, true));

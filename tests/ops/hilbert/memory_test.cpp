@@ -195,6 +195,20 @@ TEST(AttentionMemory, OnAGpuItCountsTheSumsOfParts) {
   }
 }
 
+// 16,384 queries ask 1,024 keys: eight owners of these in 8 parts, with 256 steps of two masks. An
+// order that comes with the call has its lists besides; kernels walk no others.
+TEST(AttentionMemory, OnAGpuItCountsTheSumsOfAnOrderWithTheCallOnce) {
+  constexpr Index kBatch = 2, kKeyHeads = 2, kDim = 64, kLength = 16384;
+  const PlanPtr plan = plan_of(kLength, 4, "segment:16384,dilation=16", "given", Causality::token);
+  const auto peak = [&](Device on) {
+    return static_cast<Index>(
+        attention_memory(*plan, kBatch, kKeyHeads, kDim, DType::bf16, Backward::fused, {}, on).peak);
+  };
+  const Index masks = 8 * 256 * 2 * 512, parts = 2 * 4 * kBatch * kKeyHeads * 8 * 1024 * kDim,
+              order = (4 * kBatch + 40) * kLength;
+  EXPECT_EQ(peak({Device::Kind::cuda, 0}), peak({}) + masks + parts + order);
+}
+
 // What a taped call multiplies and keeps follows the tiles that the plan lists, for every pattern;
 // and its tape is as long for one as for another.
 TEST(AttentionMemory, TapedFollowsTheTiles) {

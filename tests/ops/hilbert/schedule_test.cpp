@@ -90,8 +90,10 @@ TEST(Schedule, MeetsWhatVisitsHold) {
           masked += its_masked, partial += m.rows < queries;
         }
       EXPECT_TRUE(want == got);
-      EXPECT_EQ(s.masked, masked);
-      EXPECT_EQ(s.partial, partial);
+      const std::size_t tiles = queries == 128;
+      EXPECT_EQ(visits.meetings[tiles], std::ssize(s.meeting));
+      EXPECT_EQ(visits.masked[tiles], masked);
+      EXPECT_EQ(visits.partial[tiles], partial);
     }
 }
 
@@ -99,7 +101,8 @@ TEST(Schedule, RanksAreTheOrderOfOwners) {
   for (const Set& set : kSets)
     for (const Index queries : {64, 128}) {
       SCOPED_TRACE(testing::Message() << set.pattern << ' ' << set.order << ' ' << set.length << ", " << queries);
-      const Schedule s = schedule_of(visits_of(set), queries);
+      const Visits visits = visits_of(set);
+      const Schedule s = schedule_of(visits, queries);
       std::vector<std::uint32_t> ranks(at(s.tiles));
       std::vector<bool> ended(at(s.tiles));
       for (const VisitSide::Owner& own : s.owner) {
@@ -112,21 +115,38 @@ TEST(Schedule, RanksAreTheOrderOfOwners) {
           ended[at(m.tile)] = m.turn & Schedule::kLast;
         }
       }
-      EXPECT_EQ(s.complete, std::ranges::count(ended, false) == 0);
-      EXPECT_TRUE(s.complete);
+      EXPECT_EQ(std::ranges::count(ended, false), 0);
+      EXPECT_TRUE(visits.complete[queries == 128]);
     }
+}
+
+/// 384 tokens that meet each other, but for these queries, and for keys behind so many tiles.
+Visits without(Tiling::Range rows, std::int32_t keys) {
+  PlanSpec spec;
+  spec.length = 384, spec.pattern = parse_pattern("slide:384");
+  Tiling t = make_plan(spec)->tilings()[0];
+  for (std::int32_t row = rows.begin; row < rows.end; ++row) t.axis[0].low[at(row)] = 1, t.axis[0].high[at(row)] = 0;
+  t.met = {};
+  for (const Tiling::Range& tile : t.q_tile) {
+    if (tile.begin < rows.begin || rows.end < tile.end)
+      t.met.add(0, keys, tile.begin < rows.end && rows.begin < tile.end);
+    t.met.end_list();
+  }
+  return hilt::visits_of(t);
 }
 
 // Their gradients would be written by nobody.
 TEST(Schedule, KnowsOfOwnersThatMeetNobody) {
-  Visits visits = visits_of(kSets[0]);
-  visits.keys.owner.back().visits = 0;
-  EXPECT_FALSE(schedule_of(visits, 128).complete);
+  const Visits all = without({0, 0}, 3), some = without({0, 0}, 2);
+  EXPECT_TRUE(all.complete[0] && all.complete[1]);
+  EXPECT_FALSE(some.complete[0] || some.complete[1]) << "the last keys";
 }
 TEST(Schedule, KnowsOfQueriesThatNobodyMeets) {
-  Visits visits = visits_of(kSets[0]);
-  visits.queries.owner.push_back({.row = 384, .rows = 64});
-  EXPECT_FALSE(schedule_of(visits, 128).complete);
+  const Visits tile = without({128, 256}, 3), half = without({128, 192}, 3);
+  EXPECT_FALSE(tile.complete[0] || tile.complete[1]);
+  EXPECT_FALSE(half.complete[0]);
+  EXPECT_TRUE(half.complete[1]) << "its other half does";
+  EXPECT_FALSE(half.one_owner);
 }
 
 /// Steps until all owners of all calls are through, each adding its parts in turn: 0 if nobody can

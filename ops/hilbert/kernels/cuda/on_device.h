@@ -81,8 +81,6 @@ struct kernels::OrderedLists {
   SitesView sites;
 };
 
-/// Made once, on the host.
-const kernels::hopper::Schedule& schedule(const Tiling& t, Index queries);
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
 inline const TilingView& lists_of(const kernels::AttentionPass& pass, Cuda where) {

@@ -34,6 +34,7 @@ void each_list(const Sites& x, SitesView& v, auto&& visit) { visit(x.queries, v.
 
 using kernels::hopper::Schedule;
 void each_list(const Schedule& x, ScheduleView& v, auto&& visit) {
+  v.tiles = x.tiles;
   visit(x.owner, v.owner), visit(x.meeting, v.meeting);
 }
 
@@ -100,14 +101,8 @@ const SitesView& sites_on_device(const Tiling& t, Cuda where) {
   });
 }
 
-const Schedule& schedule(const Tiling& t, Index queries) {
-  return t.memo.get<Schedule>({narrow(queries)}, [&] { return kernels::hopper::schedule_of(visits(t), queries); });
-}
 const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries) {
-  const auto made = [&](ScheduleView& view) -> const Schedule& {
-    view.tiles = schedule(t, queries).tiles;
-    return schedule(t, queries);
-  };
+  const auto made = [&](ScheduleView&) { return kernels::hopper::schedule_of(visits(t), queries); };
   return image_of<ScheduleView>(t, where, made, static_cast<std::int32_t>(queries));
 }
 

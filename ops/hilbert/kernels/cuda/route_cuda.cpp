@@ -36,7 +36,6 @@ Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; 
 using Reason = std::string_view;
 
 constexpr Reason kUnaligned = "rows do not lie at multiples of 16 bytes";
-constexpr Reason kOnePass = "in one pass that adds up dQ";
 
 /// stored: whether rows of the pass that are no input lie as they must.
 Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
@@ -67,23 +66,31 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p, bool stored) {
   return stored ? Reason() : kUnaligned;
 }
 
+/// Visits::eights, without visits where the first eight keys tell: along a curve nobody walks them.
+bool in_eights(const Tiling& t) {
+  const TokenList& names = t.k_names();
+  for (std::int32_t r = 0; r < std::min(8, t.k_tile[0].end); ++r)
+    if (names[at(r)] != (names[0] & ~7) + r) return false;
+  return visits(t).eights;
+}
+
 /// Why one pass that adds up dQ does not serve. It saves two of seven products, but loses
 /// where most cells are masked, or where an owner gathers rows for few meetings.
 Reason why_not_one_pass(const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
-  if (b.of_terms || extra_of(b, true, visits(*b.tiling).eights) > Extra::drops)
+  if (b.of_terms || extra_of(b, true, in_eights(*b.tiling)) > Extra::drops)
     return "one pass knows a cap from 8 on alone, distances of tokens that count up, or dropout of keys in eights";
-  const VisitSide& keys = visits(*b.tiling).keys;
-  if (keys.made > 0) return "one pass takes masks that a plan has";
+  const Visits& met = visits(*b.tiling);
+  if (met.keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there
-  if (keys.owner[0].steps * std::ssize(keys.owner) > kSteps) return "one pass would list too many tiles";
-  const hopper::Schedule& s = schedule(*b.tiling, queries_of(b));
-  if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
-  if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";
+  if (met.keys.owner[0].steps * std::ssize(met.keys.owner) > kSteps) return "one pass would list too many tiles";
+  const std::size_t tiles = queries_of(b) == Visits::kOwner;
+  if (!met.complete[tiles]) return "one pass wants a key for each query, and a query for each run of keys";
+  if (2 * met.masked[tiles] > met.meetings[tiles]) return "most tiles are masked";
   constexpr Index kMeetings = 8;
   const bool follow = !b.along && b.tiling->q_token.counts_up() && b.tiling->k_token.counts_up() &&
-                      6 * s.partial <= std::ssize(s.meeting);  // whole tiles as stored
-  if (!follow && (b.sizes.dim > 64 || std::ssize(s.meeting) < kMeetings * std::ssize(s.owner)))
+                      6 * met.partial[tiles] <= met.meetings[tiles];  // whole tiles as stored
+  if (!follow && (b.sizes.dim > 64 || met.meetings[tiles] < kMeetings * std::ssize(met.keys.owner)))
     return "rows are gathered";
   return {};
 }
@@ -185,19 +192,19 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   Decision d{.route = one ? Route::hopper_one_owner : Route::hopper, .direct = whole, .delta = !one};
   if (one) return d;
   d.reason = whole ? why_not_one_pass(b) : "gradients are added up";
-  if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
+  if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = "in one pass that adds up dQ";
   return d;
 }
 
 /// The pass over keys that share the bits which drop their weights, where it drops any.
-template <class Pass> Pass in_eights(Pass pass) {
-  if (pass.sizes.dropout != 0 && !pass.along && !visits(*pass.tiling).eights)
+template <class Pass> Pass with_eights(Pass pass) {
+  if (pass.sizes.dropout != 0 && !pass.along && !in_eights(*pass.tiling))
     pass.tiling = &with_ascending_keys(*pass.tiling);
   return pass;
 }
 
 void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
-  ForwardPass f = d.route == Route::hopper ? in_eights(pass) : pass;
+  ForwardPass f = d.route == Route::hopper ? with_eights(pass) : pass;
   const OrderedLists ordered(where, f);
   if (d.route == Route::plain) return plain_forward(where, f, {});
   if (d.route == Route::hopper) f.tiling = &hopper::walked(f, false);
@@ -213,7 +220,7 @@ void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
 }
 
 void attention_backward(Cuda where, const BackwardPass& pass, const Decision& d) {
-  BackwardPass b = d.route == Route::hopper ? in_eights(pass) : pass;
+  BackwardPass b = d.route == Route::hopper ? with_eights(pass) : pass;
   const OrderedLists ordered(where, b);
   if (d.route == Route::plain) return plain_backward(where, b, {});
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504

@@ -32,9 +32,7 @@ struct Schedule {
 
   std::vector<VisitSide::Owner> owner;  // those of keys; `first`, `visits` and `steps` count meetings
   std::vector<Meeting> meeting;
-  Index tiles = 0;                // of queries
-  Index masked = 0, partial = 0;  // meetings with a cell that is not full; of a tile with fewer queries
-  bool complete = true;           // every tile is met, and every owner meets one
+  Index tiles = 0;  // of queries
 };
 /// With tiles of so many queries, 64 or 128.
 Schedule schedule_of(const Visits& visits, Index queries);

@@ -393,18 +393,31 @@ Visits visits_of(const Tiling& t, std::size_t most, Index portion, bool merges) 
   Masks masks(out.mask, most);
   OwnerWalk walk(t, merges, masks);
   std::vector<Owner>&queries = walk.queries.owner, &keys = walk.keys.owner;
-  std::vector<Index> owners(queries.size());  // of keys, that each meets
+  std::vector<int> halves(queries.size());  // that some key meets, as bits
   walk.fill(out.queries, false, [&](std::size_t q, std::size_t k, Index n, const Met& met) {
-    out.pairs += n * met.pairs, owners[q] += n;
-    out.mixed = out.mixed || most == kAllCompared || met.pairs != Index{queries[q].rows} * keys[k].rows;
-    for (std::int32_t row = 0; row < queries[q].rows; row += kCell)
-      out.one_owner = out.one_owner && met.by_key[at(row / kCell)].cell != std::array<std::uint16_t, 2>{};
+    const Index rows = queries[q].rows;
+    out.pairs += n * met.pairs;
+    out.mixed = out.mixed || most == kAllCompared || met.pairs != rows * keys[k].rows;
+    const auto meet = [&](std::size_t tiles, bool full, bool whole) {
+      out.meetings[tiles] += n, out.masked[tiles] += full ? 0 : n, out.partial[tiles] += whole ? 0 : n;
+    };
+    meet(1, met.pairs == Visits::kOwner * Visits::kOwner, rows == Visits::kOwner);
+    for (int half = 0; half < 2; ++half)
+      if (const auto& cell = met.by_key[at(half)].cell; cell[0] != Visits::kEmpty || cell[1] != Visits::kEmpty) {
+        meet(0, cell[0] == Visits::kFull && cell[1] == Visits::kFull, rows >= (half + 1) * kCell);
+        halves[q] |= 1 << half;
+      }
   });
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   if (masks.compares && (queries.size() < t.q_tile.size() || keys.size() < t.k_tile.size()))
     return visits_of(t, most, portion, false);
   walk.fill(out.keys, true, [](auto...) {});
-  out.one_owner = out.one_owner && std::ranges::count(owners, 1) == std::ssize(owners);
+  bool halves_meet = true;
+  for (std::size_t q = 0; q < queries.size(); ++q)
+    halves_meet = halves_meet && halves[q] == (queries[q].rows > kCell ? 3 : 1);
+  out.complete[1] = std::ranges::count(keys, 0, &Owner::visits) == 0 && std::ranges::count(halves, 0) == 0;
+  out.complete[0] = out.complete[1] && halves_meet;
+  out.one_owner = halves_meet && out.meetings[1] == std::ssize(queries);
   const TokenList& names = t.k_names();
   for (const Owner& own : keys)  // of names that count up, the first says it of all
     for (std::int32_t r = 0; out.eights && r < own.rows; r += names.counts_up() ? own.rows : 1)

@@ -63,7 +63,11 @@ struct Visits {
   Index pairs = 0;        // that attend, as cells say; of cells that are compared, in listed tiles
   bool mixed = false;     // an owner's steps hold rows that some of its own rows do not attend to
   bool one_owner = true;  // every query is visited, and by one owner of keys alone
-  bool eights = true;     // of keys: row r of an owner has the name of row r - r % 8, a multiple of 8, plus r % 8
+  /// Tiles of 64 queries, and of 128, that owners of keys meet: all, those with a cell that is not
+  /// full, those of fewer queries; whether each is met, and every owner meets one.
+  std::array<Index, 2> meetings{}, masked{}, partial{};
+  std::array<bool, 2> complete{};
+  bool eights = true;  // of keys: row r of an owner has the name of row r - r % 8, a multiple of 8, plus r % 8
 };
 /// The same set with the keys of half a tile in ascending order, which they need not have of their
 /// own: eight in a row then share the bits that drop their weights. Made once.
