@@ -65,18 +65,20 @@ struct Inputs {
   Tensor q, k, v, d_o;
 };
 Inputs inputs_of(const Problem& p, std::uint64_t seed) {
-  const auto x = [&](Index heads, std::uint64_t stream) {
-    return randn({p.batch, p.length, heads, p.dim}, {seed, stream}, DType::f32);
+  const auto x = [&](Index length, Index heads, std::uint64_t stream) {
+    return randn({p.batch, length, heads, p.dim}, {seed, stream}, DType::f32);
   };
-  return {x(p.heads, 1), x(p.kv_heads, 2), x(p.kv_heads, 3), x(p.heads, 4)};
+  const Index queries = p.queries > 0 ? p.queries : p.length;
+  return {x(queries, p.heads, 1), x(p.length, p.kv_heads, 2), x(p.length, p.kv_heads, 3), x(queries, p.heads, 4)};
 }
 struct Outputs {
   std::array<Tensor, 4> x;  // o, dq, dk, dv
   double forward_ms = 0, backward_ms = 0;
 };
-Outputs play(const Inputs& x, const PlanPtr& plan, const AttentionOptions& how, int threads) {
+Outputs play(const Inputs& x, const PlanPtr& plan, AttentionOptions how, int threads) {
   Tape tape;
   for (const Tensor* t : {&x.q, &x.k, &x.v}) tape.watch(*t);
+  visit_terms(how.terms, [&](const std::string&, Tensor& term) { tape.watch(term); });
   const double begin = ms_now(threads);
   const Tensor o = attention(x.q, x.k, x.v, plan, how);
   const double middle = ms_now(threads);
@@ -96,8 +98,10 @@ struct Least {
 /// Pairs that attend, of one sequence and all heads.
 double useful_pairs(const Plan& plan) {
   Index pairs = 0;
-  for (Index h = 0; h < plan.heads(); ++h)
-    for (const std::int32_t i : plan.tilings_of(h)) pairs += plan.tilings()[static_cast<std::size_t>(i)].pairs;
+  for (const PlanPart& part : plan.parts())
+    for (Index h = 0; h < plan.heads(); ++h)
+      for (const std::int32_t i : plan.tilings_of(h))
+        pairs += part.places.count(1) * part.tilings[static_cast<std::size_t>(i)].pairs;
   return static_cast<double>(pairs);
 }
 
@@ -112,6 +116,7 @@ Errors error_of(const Inputs& x, const PlanPtr& plan, AttentionOptions how, int 
   const Outputs got = play(x, plan, how, threads);
   constexpr std::size_t kMost = std::size_t{1} << 29;
   const bool small = attention_memory(*plan, 1, x.k.dim(2), x.q.dim(3), DType::f64, Backward::taped).peak < kMost;
+  visit_terms(how.terms, [](const std::string&, Tensor& term) { term = to(term, DType::f64); });
   how.first_batch = last, how.backward = small ? Backward::taped : Backward::fused;
   const Outputs want = play({of_last(x.q), of_last(x.k), of_last(x.v), of_last(x.d_o)}, plan, how, threads);
   const auto norm = [](const Tensor& t) { return global_norm(std::vector<Tensor>{t}); };
@@ -164,13 +169,15 @@ Ratios run(std::uint64_t i, const Problem& p, const Dense& dense, Machine machin
   const auto begin = Clock::now();
   const PlanPtr plan = make_plan(spec_of(p));
   const double plan_ms = ms_since(begin);
+  AttentionOptions how;
+  how.terms = terms_of(p, i, {});
+  if (p.dropout > 0) how.dropout = p.dropout, how.key = RandomKey{3, 4};
   const auto lists_begin = Clock::now();
-  for (const Tiling& t : plan->tilings()) (void)compact(t, true);
+  for (const PlanPart& part : plan->parts())
+    for (const Tiling& t : part.tilings) (void)compact(t, true);
   const double lists_ms = ms_since(lists_begin), pairs = useful_pairs(*plan);
   check(pairs > 0, "no pair attends");
   const Inputs in = inputs_of(p, i);
-  AttentionOptions how;
-  if (p.dropout > 0) how.dropout = p.dropout, how.key = RandomKey{3, 4};
   const Errors error = error_of(in, plan, how, s.threads);
   constexpr double kAllowed = 1e-5;  // f32
   check(error.worst < kAllowed, "relative error ", error.worst);

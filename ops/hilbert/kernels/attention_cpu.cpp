@@ -71,10 +71,10 @@ template <class E> struct ForwardTask {
 
   void load(std::int32_t i) {
     Queries& x = queries(i);
-    x.n = head.t.q_tile.data()[i].end - head.t.q_tile.data()[i].begin, x.next = head.t.keys_begin.data()[i];
-    x.last = head.last_token(i);
-    x.q.read(head.of_queries(f.q, i), x.n, scale);
     const Listed<void> state = head.of_queries(f.o, i);
+    x.n = state.n, x.next = head.t.keys_begin.data()[i], x.last = head.last_token(i);
+    prefetch(state);
+    x.q.read(head.of_queries(f.q, i), x.n, scale);
     for (Index r = 0; r < x.n; ++r) {
       x.m[r] = f.fresh ? kMinusInfinity<W> : lse[state.at(r)];
       x.l[r] = x.m[r] == kMinusInfinity<W> ? 0 : 1;
@@ -95,7 +95,7 @@ template <class E> struct ForwardTask {
       space.v.read(v, keys.n, W{1}), space.v.pack(keys.n, dim);
     }
     if (keys.number + 1 < static_cast<std::int32_t>(head.t.k_tile.size()))  // most often the next one
-      keys.fetch(f.k, keys.number + 1), keys.fetch(f.v, keys.number + 1);
+      prefetch(head.of_keys(f.k, keys.number + 1)), prefetch(head.of_keys(f.v, keys.number + 1));
   }
 
   /// Query tile i, if the tile of keys is its next.

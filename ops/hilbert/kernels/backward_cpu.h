@@ -57,10 +57,10 @@ void finish(std::int32_t* finished, Index turn) {
   __atomic_store_n(finished, static_cast<std::int32_t>(turn + 1), __ATOMIC_RELEASE);
 }
 
-/// to += factor x, or = where is_first(row).
+/// to += factor x, or = where is_first(row); of the rows that there are.
 template <class W, class First>
 void add_rows(const Listed<void>& to, Tile<W> x, Index begin, Index end, W factor, First&& is_first) {
-  for (Index i = begin; i < end; ++i) {
+  for (Index i = begin; i < end && i < to.n; ++i) {
     W *const sum = to.row<W>(i), *const term = x.row(i);
     const bool first = is_first(i);
     for (Index d = 0; d < to.dim; ++d) sum[d] = (first ? 0 : sum[d]) + factor * term[d];
@@ -105,31 +105,29 @@ template <class E> struct BackwardTask {
       add_to_keys(keys, entry);
     }
     for (std::int32_t i = tiles.begin; i < tiles.end; ++i)
-      add_rows(head.of_queries(pass.dq, i), queries(i).dq, 0, rows_of(i), scale, [&](Index) { return direct; });
+      add_rows(head.of_queries(pass.dq, i), queries(i).dq, 0, kTile, scale, [&](Index) { return direct; });
   }
 
  private:
   Queries& queries(std::int32_t i) const { return space.queries[i - tiles.begin]; }
   /// All at once: a call for each row would take longer than its line.
   static void clear(Tile<W> x, Index rows) { __builtin_memset(x.at, 0, sizeof(W) * at(rows * x.pitch)); }
-  Index rows_of(std::int32_t i) const { return head.t.q_tile.data()[i].end - head.t.q_tile.data()[i].begin; }
 
   void load(std::int32_t i, Queries& x) {
     const Listed<const void> d_o = head.of_queries(pass.d_o, i), o = head.of_queries(pass.o, i);
-    const Index rows = rows_of(i);
-    clear(x.dq, rows), x.last = head.last_token(i);
-    x.q.read(head.of_queries(pass.q, i), rows, kPacked<E> ? 1 : scale), x.q.pack(rows, dim);
-    x.d_o.read(d_o, rows, W{1}), x.d_o.pack(rows, dim);
+    clear(x.dq, o.n), x.last = head.last_token(i);
+    x.q.read(head.of_queries(pass.q, i), o.n, kPacked<E> ? 1 : scale), x.q.pack(o.n, dim);
+    x.d_o.read(d_o, o.n, W{1}), x.d_o.pack(o.n, dim);
     const W* const delta = pass.delta ? static_cast<const W*>(pass.delta) + head.first_row() : nullptr;
     with_stored<E>(pass.q.type, [&]<class T>() {
-      for (Index r = 0; r < rows; ++r)
+      for (Index r = 0; r < o.n; ++r)
         x.delta[r] = delta ? delta[o.at(r)] : dot(o.row<const T>(r), d_o.row<const T>(r), dim);
     });
   }
   /// next: the entry to come, or -1.
   void load_keys(const KeyTile<E>& keys, std::int32_t next) {
     const Listed<const void> k = head.of_keys(pass.k, keys.number), v = head.of_keys(pass.v, keys.number);
-    prefetch(head.of_keys(pass.dk, keys.number), keys.n), prefetch(head.of_keys(pass.dv, keys.number), keys.n);
+    prefetch(head.of_keys(pass.dk, keys.number)), prefetch(head.of_keys(pass.dv, keys.number));
     if (keys.listed) {  // by one tile of queries: dv comes when v has gone
       gather(v, keys.n, W{1}, space.dv), gather(k, keys.n, W{1}, space.k.wide);
     } else {
@@ -137,14 +135,15 @@ template <class E> struct BackwardTask {
       space.k.read(k, keys.n, W{1}), transpose(space.k.at, keys.n, packed<E>(dim), space.k_t);
       space.k.pack(keys.n, dim);
     }
-    if (next >= 0) keys.fetch(pass.k, head.t.keys.data()[next].tile), keys.fetch(pass.v, head.t.keys.data()[next].tile);
+    for (const Input& x : {pass.k, pass.v})
+      if (next >= 0) prefetch(head.of_keys(x, head.t.keys.data()[next].tile));
   }
 
   void meet(std::int32_t i, KeyTile<E>& keys, std::int32_t visit) {
     Queries& x = queries(i);
-    const Index q0 = head.t.q_tile.data()[i].begin, rows = rows_of(i), n = keys.n;
-    const bool partial = head.t.keys.data()[lists[i] + visit].partial;
     const Listed<const void> q_rows = head.of_queries(pass.q, i);
+    const Index q0 = head.t.q_tile.data()[i].begin, rows = q_rows.n, n = keys.n;
+    const bool partial = head.t.keys.data()[lists[i] + visit].partial;
     for (Index r = 0; keys.terms && r < rows; ++r) keys.terms.fetch(head.q_name[q0 + r]);
     const std::uint8_t *list = keys.listed, *by_key = nullptr;
     if (list) {

@@ -219,7 +219,7 @@ template <int V = 8, class W, class F, class R>
     for (int v = 0; v < V; ++v) vector_at(to + v * kLanes<W>) = sum[v];
   }
   if constexpr (V > 1)
-    if (wide > 0) weighted_rows<V / 2>(n, weight, row, x, to, wide, add);
+    if (wide > 0) weighted_rows<V - 1>(n, weight, row, x, to, wide, add);
 }
 
 /// s[r][i] = a[r] . b[key i of r's list]. Where the lists end, as of the next two.

@@ -106,6 +106,7 @@ template <class Void> struct Listed {
   AnyRows<Void> rows;
   Index b, h, dim, first;
   const std::int32_t* token;
+  Index n;  // how many
   Index at(Index i) const { return first + token[i]; }
   template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, first, h) + token[i] * rows.token; }
 };
@@ -125,11 +126,13 @@ struct Head {
 
   /// Rows of a tensor that has one for each query, or for each key, as a tile lists them.
   template <class Void> Listed<Void> of_queries(const AnyRows<Void>& x, std::int32_t tile) const {
-    return {x, place.row, h, pass.sizes.dim, place.q, q_token + t.q_tile.data()[tile].begin};
+    const Tiling::Range r = t.q_tile.data()[tile];
+    return {x, place.row, h, pass.sizes.dim, place.q, q_token + r.begin, r.end - r.begin};
   }
   template <class Void> Listed<Void> of_keys(const AnyRows<Void>& x, std::int32_t tile) const {
     const Index kv_head = h / (pass.sizes.heads / pass.sizes.kv_heads);
-    return {x, place.row, kv_head, pass.sizes.dim, place.k, k_token + t.k_tile.data()[tile].begin};
+    const Tiling::Range r = t.k_tile.data()[tile];
+    return {x, place.row, kv_head, pass.sizes.dim, place.k, k_token + r.begin, r.end - r.begin};
   }
   std::int32_t last_token(std::int32_t tile) const {
     std::int32_t last = 0;
@@ -143,9 +146,9 @@ struct Head {
 
 /// Asks for rows that are wanted soon: what all tasks share is seldom in a thread's own cache.
 /// Inline, because GCC takes a call for one without effect.
-template <class Void> [[gnu::always_inline]] inline void prefetch(const Listed<Void>& x, Index n) {
+template <class Void> [[gnu::always_inline]] inline void prefetch(const Listed<Void>& x) {
   const auto size = static_cast<Index>(size_of(x.rows.type));
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = 0; i < x.n; ++i) {
     const Index element = x.b * x.rows.batch + x.at(i) * x.rows.token + x.h * x.rows.head;
     for (Index byte = 0; byte < x.dim * size; byte += kLine)
       __builtin_prefetch(static_cast<const char*>(x.rows.data) + element * size + byte);

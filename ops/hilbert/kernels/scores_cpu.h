@@ -183,32 +183,35 @@ inline bool is_shared(const PairTensor<void>& d, const AttentionSizes& s) {
 
 /// keep[j] = -1 for the keys j that query i attends to, else 0: attends(), a row at a time.
 template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep) {
-  const Index n = k.end - k.begin;
-  for (Index j = 0; j < n; ++j) keep[j] = t.boxes > 1 ? 0 : -1;
-  for (Index box = 0; t.boxes > 1 && box < t.boxes; ++box) {  // a union; a query's bounds are asked for once
-    const QueryBounds bounds = bounds_of(t, at(i), at(box));
-    for (Index j = 0; j < n; ++j) keep[j] |= -attends(bounds, place_of(t, at(k.begin + j), at(box)));
-  }
-  if (t.boxes > 1) return;
-  const auto only = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
+  const Index n = k.end - k.begin, boxes = t.boxes;
+  I in[kTile];
+  const auto only = [&](I* to, const std::int32_t* key, auto step, std::int32_t low, std::int32_t high) {
     for (Index j = 0; j < n; ++j)
-      keep[j] &= -(((key[k.begin + j] >= low) & (key[k.begin + j] <= high)) | (key[k.begin + j] == kTaken));
+      to[j] &= -(((key[j * step] >= low) & (key[j * step] <= high)) | (key[j * step] == kTaken));
   };
-  if (t.causal) only(t.k_ranks().data(), std::numeric_limits<std::int32_t>::min(), t.q_ranks().data()[i]);
-  for (const Tiling::Axis& axis : t.axis)
-    if (!axis.key.empty()) only(axis.key.data(), axis.low.data()[i], axis.high.data()[i]);
+  constexpr std::integral_constant<Index, 1> kOne;
+  for (Index box = 0; box < boxes; ++box) {
+    for (Index j = 0; j < n; ++j) in[j] = -1;
+    for (const Tiling::Axis& axis : t.axis) {
+      if (axis.key.empty()) continue;
+      const std::int32_t *const key = axis.key.data() + k.begin * boxes + box, low = axis.low.data()[i * boxes + box],
+                                high = axis.high.data()[i * boxes + box];
+      boxes == 1 ? only(in, key, kOne, low, high) : only(in, key, boxes, low, high);
+    }
+    for (Index j = 0; j < n; ++j) keep[j] = box == 0 ? in[j] : keep[j] | in[j];
+  }
+  if (t.causal) only(keep, t.k_ranks().data() + k.begin, kOne, INT32_MIN, t.q_ranks().data()[i]);
 }
 
 /// Keys by the counters that decide for them, see attention_bits(): neighbours often share one.
 struct Counters {
   Index keys = 0, runs = 0;
-  std::uint32_t block[kTile];   // of a run: key / 8
-  std::int32_t run[kTile];      // of a key
-  std::uint32_t number[kTile];  // of its eight
+  std::uint32_t block[kTile] = {};               // of a run: key / 8
+  std::int32_t word[kTile], low_or_high[kTile];  // of a key: which of all words, and its bits of that
   void add(std::int32_t token) {
     const auto key = static_cast<std::uint32_t>(token);
     if (runs == 0 || block[runs - 1] != key / 8) block[runs++] = key / 8;
-    run[keys] = static_cast<std::int32_t>(runs - 1), number[keys++] = key % 8;
+    word[keys] = static_cast<std::int32_t>(key % 8 / 2 * kTile + runs - 1), low_or_high[keys++] = key % 2 * 16;
   }
 };
 
@@ -245,11 +248,6 @@ template <class E> struct KeyTile {
     if (head.pass.sizes.dropout > 0 && !listed)
       for (Index j = 0; j < n; ++j) counters.add(head.place.k + key[j]);
   }
-  /// Asks for the rows of this tile, or of another.
-  [[gnu::always_inline]] void fetch(const Input& x, std::int32_t tile) const {
-    const Tiling::Range r = head.t.k_tile.data()[tile];
-    prefetch(head.of_keys(x, tile), r.end - r.begin);
-  }
   /// What dropout multiplies the weights of query q with, of its list or of all keys: 0, or what
   /// makes up for the weights that are dropped. Null without dropout.
   const W* multipliers_of(Index q, const std::uint8_t* list) {
@@ -259,15 +257,15 @@ template <class E> struct KeyTile {
     for (Index i = 0; list && i < *list; ++i) counters.add(head.place.k + key[list[1 + i]]);
     const auto row = static_cast<std::uint32_t>((s.first_batch + head.place.row) * s.heads + s.first_head + head.h),
                t = static_cast<std::uint32_t>(head.place.k + head.q_name[q]);
-    std::uint32_t words[4][kTile];
-    for (Index r = 0; r < counters.runs; ++r) {
+    std::uint32_t words[4 * kTile];
+    for (Index r = 0; r < whole_vectors<std::uint32_t>(counters.runs); ++r) {
       const auto bits = attention_bits(s.key, row, t, counters.block[r]);
-      words[0][r] = bits[0], words[1][r] = bits[1], words[2][r] = bits[2], words[3][r] = bits[3];
+      for (Index i = 0; i < 4; ++i) words[i * kTile + r] = bits[at(i)];
     }
     const W kept = static_cast<W>(keep_scale(s.dropout));
-    for (Index j = 0; j < counters.keys; ++j) {
-      const std::uint32_t of_eight = counters.number[j], word = words[of_eight / 2][counters.run[j]];
-      space.multiplier[j] = (word >> of_eight % 2 * 16 & 0xffff) >= s.dropout ? kept : 0;
+    for (Index j = 0; j < counters.keys; ++j) {  // without branches, which nobody would foresee
+      const std::uint32_t bits = words[counters.word[j]] >> counters.low_or_high[j] & 0xffff;
+      space.multiplier[j] = kept * static_cast<W>(bits >= s.dropout);
     }
     return space.multiplier;
   }
