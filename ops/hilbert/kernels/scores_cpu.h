@@ -187,7 +187,7 @@ template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep)
   I in[kTile];
   const auto only = [&](I* to, const std::int32_t* key, auto step, std::int32_t low, std::int32_t high) {
     for (Index j = 0; j < n; ++j)
-      to[j] &= -(((key[j * step] >= low) & (key[j * step] <= high)) | (key[j * step] == kTaken));
+      to[j] &= -((I(key[j * step] >= low) & I(key[j * step] <= high)) | I(key[j * step] == kTaken));
   };
   constexpr std::integral_constant<Index, 1> kOne;
   for (Index box = 0; box < boxes; ++box) {
