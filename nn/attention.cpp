@@ -1,6 +1,5 @@
 // x to q, k and v in one product, rotary positions, attention on a plan, and the projection.
 #include "nn/attention.h"
-#include <numeric>
 #include "ops/ops.h"
 
 namespace hilt {

@@ -1,6 +1,5 @@
 // Formulas and initial values of Linear, the norms, Embedding and Mlp.
 #include "nn/layers.h"
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include "ops/ops.h"

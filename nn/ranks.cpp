@@ -1,6 +1,5 @@
 // Divides a batch over data x sequence ranks, and adds up losses and gradients, in buckets.
 #include "nn/ranks.h"
-#include <algorithm>
 
 namespace hilt {
 

@@ -3,7 +3,6 @@
 //      logits = norm(x) head
 #include "nn/transformer.h"
 #include <cmath>
-#include <numeric>
 #include "core/io/text.h"
 #include "ops/ops.h"
 

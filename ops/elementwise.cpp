@@ -4,8 +4,6 @@
 //                                 (neg, add a constant)
 //      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
 #include "ops/elementwise.h"
-#include <algorithm>
-#include <cmath>
 #include "ops/helpers.h"
 #include "ops/ops.h"
 

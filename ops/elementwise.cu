@@ -2,8 +2,6 @@
 // f32 or all is bf16 and whole packs lie together, a thread moves 16 bytes a tensor; everything
 // else takes the kernel that looks at types and strides element by element. Arithmetic is f32, or
 // i64 where all are integers.
-#include <algorithm>
-#include <cmath>
 #include "core/cuda/pack.cuh"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"

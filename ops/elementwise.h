@@ -1,6 +1,5 @@
 #pragma once
 #include <tuple>
-#include <type_traits>
 #include "core/dispatch.h"
 #include "core/strided.h"
 #include "ops/math.h"

@@ -9,7 +9,6 @@
 //            by place. A place within a run is done; of others the sums are kept
 //   places   adds those of a place in order, and gives a place without rows its zeros
 // No list makes a thread wait longer than others do: of a text's characters one may be a fifth.
-#include <bit>
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/thread/thread_search.cuh>
 #include "core/cuda/pack.cuh"

@@ -1,6 +1,5 @@
 #pragma once
 #include <cmath>
-#include <limits>
 #include "core/dispatch.h"
 #include "core/random.h"
 

@@ -10,7 +10,6 @@
 //      dx = dy w^T        dw = x^T dy        db = sum over rows of dy        dr = dy        keeps x and w
 // y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU
 // applies gelu as it writes the product of 16-bit factors, and sums dy as it multiplies by it.
-#include <algorithm>
 #include "core/strided.h"
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"

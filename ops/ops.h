@@ -1,5 +1,4 @@
 #pragma once
-#include <optional>
 #include "../core/random.h"
 #include "../core/tensor.h"
 

@@ -1,7 +1,6 @@
 // Optimiser steps and gradient clipping: they write to parameters, so no tape listens.
 //      adamw   m = b1 m + (1 - b1) dw        v = b2 v + (1 - b2) dw^2
 //              w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
-#include <cmath>
 #include <numeric>
 #include "core/strided.h"
 #include "ops/helpers.h"

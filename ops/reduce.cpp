@@ -5,7 +5,6 @@
 //      y = cumsum x      dx = cumsum dy from the other end
 // Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge,
 // and a set of axes that does not merge is brought to the end by a copy.
-#include <algorithm>
 #include <numeric>
 #include "core/strided.h"
 #include "ops/helpers.h"

@@ -2,8 +2,6 @@
 //      y_i = x_i cos - x_{i+D/2} sin       y_{i+D/2} = x_i sin + x_{i+D/2} cos
 //      dx is dy turned back; nothing is kept
 // Coordinates of a point turn a part of a head each, as they would a head so wide.
-#include <algorithm>
-#include <cmath>
 #include "core/recent.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"

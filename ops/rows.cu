@@ -1,7 +1,6 @@
 // What works along rows on a GPU, in f32: the ops of rows.h, norms' sums over rows, and rotations.
 // A warp or a block owns a row, reduces it in a fixed order, and reads it again for each pass, from
 // the cache after the first.
-#include <limits>
 #include "core/cuda/pack.cuh"
 #include "ops/kernels.h"
 #include "ops/rows.h"

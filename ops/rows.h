@@ -1,5 +1,4 @@
 #pragma once
-#include <limits>
 #include <tuple>
 #include "core/dispatch.h"
 #include "ops/math.h"

@@ -2,7 +2,6 @@
 // strides force it, contiguous and to); backward is the inverse view of dy, and keeps nothing.
 //      y = reshape x        dx = reshape dy            y = permute x    dx = permute dy by the inverse
 //      y = slice x          dx = dy within zeros       y = expand x     dx = sum of dy over what was repeated
-#include <algorithm>
 #include "ops/helpers.h"
 #include "ops/ops.h"
 

@@ -3,7 +3,6 @@
 // ours makes 108 GFLOP/s and OpenBLAS 0.3.21 106, with AVX2 105 and 107 (a transposed A: 98 and
 // 109), Eigen on SSE2 with 1024 x 384 x 384 floats 38 and 31.
 #include "ops/gemm/gemm.h"
-#include <algorithm>
 #include "core/strided.h"
 
 namespace hilt::kernels {

@@ -6,15 +6,9 @@
 // does both before it rounds. Its choice of a kernel takes a tenth of a millisecond, so it is kept.
 #include <cublasLt.h>
 #include <cublas_v2.h>
-#include <array>
-#include <bit>
-#include <compare>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <string_view>
-#include <optional>
 #include "core/cuda/context.h"
 #include "core/tensor.h"
 #include "ops/gemm/gemm.h"

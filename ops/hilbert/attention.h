@@ -1,7 +1,4 @@
 #pragma once
-#include <optional>
-#include <span>
-#include <string>
 #include "../../core/random.h"
 #include "../../core/tape.h"
 #include "plan/plan.h"

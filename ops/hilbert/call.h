@@ -1,5 +1,4 @@
 #pragma once
-#include <map>
 #include "core/comm/comm.h"
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/attention.h"

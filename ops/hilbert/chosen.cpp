@@ -1,7 +1,5 @@
 // Sets chosen by q and k: for queries' blocks the blocks of keys whose means are most alike.
-#include <algorithm>
 #include <cmath>
-#include <limits>
 #include "core/tape.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"

@@ -1,7 +1,5 @@
 // From names and texts to orders, patterns and options; unknown keys are refused.
 #include "ops/hilbert/make_attention.h"
-#include <algorithm>
-#include <array>
 #include "core/io/text.h"
 
 namespace hilt {

@@ -2,7 +2,6 @@
 // rows of the next one travel, each straight from its owner; backward, dK and dV return in f32.
 #include "ops/hilbert/ring.h"
 #include <iomanip>
-#include <utility>
 #include "core/device.h"
 #include "ops/hilbert/call.h"
 #include "ops/ops.h"

@@ -1,8 +1,4 @@
 #pragma once
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
 #include "../../core/tensor.h"
 
 // Terms of the scores: S(t, u) = cap(c q_t . k_u) - m dist(t, u) + R[t - u] + bias(t, u), and a

@@ -1,13 +1,7 @@
 // Lists of keys for tiles of queries: their order, and which heights and lists cost least.
 #include "ops/hilbert/kernels/compact.h"
-#include <algorithm>
-#include <array>
 #include <bit>
-#include <limits>
-#include <map>
-#include <numeric>
 #include <set>
-#include <span>
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {

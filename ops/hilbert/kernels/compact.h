@@ -1,7 +1,4 @@
 #pragma once
-#include <cstdint>
-#include <span>
-#include <vector>
 #include "ops/hilbert/plan/tiling.h"
 
 namespace hilt {

@@ -1,7 +1,4 @@
 // How a pass runs on a CPU: decided once, here, from what it is.
-#include <algorithm>
-#include <span>
-#include <string>
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/compact.h"
 

@@ -1,6 +1,5 @@
 #pragma once
 #include <new>
-#include <utility>
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/product_cpu.h"

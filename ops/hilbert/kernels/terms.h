@@ -1,5 +1,4 @@
 #pragma once
-#include <span>
 #include "core/dtype.h"
 #include "ops/hilbert/plan/tiling.h"
 #include "ops/math.h"

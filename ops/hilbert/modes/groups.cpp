@@ -1,7 +1,6 @@
 // A tiling as groups of one size, stacked: a batch of dense blocks with a mask.
 #include "ops/hilbert/modes/groups.h"
 #include <ranges>
-#include <tuple>
 #include "core/recent.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/helpers.h"

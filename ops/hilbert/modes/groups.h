@@ -1,5 +1,4 @@
 #pragma once
-#include <vector>
 #include "core/parallel.h"
 #include "core/tensor.h"
 #include "ops/hilbert/attention.h"

@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include <unordered_map>
 #include "tiling.h"
 

@@ -14,10 +14,7 @@
 // side over an even minor one then leaves a diagonal step. Boxes split so in two, three or five.
 #include "ops/hilbert/plan/order.h"
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <limits>
-#include <utility>
 
 namespace hilt {
 

@@ -1,7 +1,4 @@
 // Lists of documents as text, and where equal ones lie.
-#include <algorithm>
-#include <limits>
-#include <map>
 #include "core/error.h"
 #include "core/io/text.h"
 #include "ops/hilbert/plan/tiles.h"

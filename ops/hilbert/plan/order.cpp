@@ -1,14 +1,9 @@
 // Orders: the text a user writes, the bijection it stands for, and a cache of those. pi enumerates
 // a grid and skips cells beyond the length; a chunked order repeats one chunk. rho is read off pi.
 #include "ops/hilbert/plan/order.h"
-#include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdlib>
-#include <limits>
 #include <set>
-#include <span>
-#include <utility>
 #include "core/io/text.h"
 #include "ops/hilbert/plan/tiles.h"
 

@@ -1,10 +1,5 @@
 #pragma once
 #include <compare>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 #include "../../../core/recent.h"
 #include "../../../core/shape.h"
 

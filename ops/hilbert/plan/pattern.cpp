@@ -1,9 +1,6 @@
 // The text of a pattern, and builders of block lists.
 #include "ops/hilbert/plan/pattern.h"
-#include <algorithm>
-#include <limits>
 #include <set>
-#include <span>
 #include "core/io/npy.h"
 #include "core/io/text.h"
 

@@ -1,11 +1,5 @@
 #pragma once
 #include <algorithm>
-#include <array>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 #include "order.h"
 
 // Which tokens attend to which. p is a token's position in the order, s(p) its segment.

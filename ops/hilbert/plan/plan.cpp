@@ -1,7 +1,5 @@
 // A plan: its spec checked, a part a ground, a tiling a set; its counts, and the plans in use.
 #include "ops/hilbert/plan/plan.h"
-#include <map>
-#include <numeric>
 #include "core/error.h"
 #include "core/recent.h"
 #include "ops/hilbert/plan/tiles.h"

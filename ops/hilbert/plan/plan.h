@@ -1,7 +1,4 @@
 #pragma once
-#include <memory>
-#include <optional>
-#include <span>
 #include "pattern.h"
 #include "tiling.h"
 

@@ -3,7 +3,6 @@
 // exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
 #include <bit>
-#include <limits>
 #include "core/error.h"
 
 namespace hilt {

@@ -1,6 +1,4 @@
 #pragma once
-#include <algorithm>
-#include <array>
 #include <new>
 #include "attends.h"
 #include "core/error.h"

@@ -1,7 +1,5 @@
 // Lists of tiles, attended pairs of tiles, and entries of tilings that others take.
 #include <bit>
-#include <limits>
-#include <utility>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
 

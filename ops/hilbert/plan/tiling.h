@@ -1,11 +1,7 @@
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdint>
 #include <numeric>
-#include <utility>
-#include <vector>
 #include "../../../core/recent.h"
 #include "order.h"
 

@@ -1,7 +1,5 @@
 // Orders of query and key blocks: along the diagonal, the Hilbert curve, or what gathers least.
 #include "ops/hilbert/plan/tiles.h"
-#include <algorithm>
-#include <utility>
 
 namespace hilt {
 namespace {

@@ -2,7 +2,6 @@
 // Below a cell a curve runs as a state says. A table has, for each state and each cell some levels
 // below, the digits of that cell's code and the state there, so a code takes a few look-ups.
 #include "ops/hilbert/points/points.h"
-#include <algorithm>
 #include "core/dispatch.h"
 #include "core/io/text.h"
 #include "core/parallel.h"

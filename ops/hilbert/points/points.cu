@@ -1,6 +1,5 @@
 // Orders of points on a GPU: a cube around each document, codes of its cells, a stable sort by
 // document and code, and its inverse. A row that has no cell comes last in its document.
-#include <bit>
 #include <cub/device/device_radix_sort.cuh>
 #include "core/cuda/launch.cuh"
 #include "core/tensor.h"

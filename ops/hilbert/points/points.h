@@ -1,6 +1,4 @@
 #pragma once
-#include <string_view>
-#include <vector>
 #include "../../../core/tensor.h"
 
 // Orders that come from data: points in the plane or in space, along a curve through their cells.

@@ -1,7 +1,5 @@
 // Dividing a plan: a rank's part is the same lists with what belongs elsewhere left out.
 #include "ops/hilbert/ranks/shards.h"
-#include <array>
-#include <numeric>
 #include <tuple>
 #include "core/error.h"
 #include "core/io/text.h"

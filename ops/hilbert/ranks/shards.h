@@ -1,8 +1,4 @@
 #pragma once
-#include <cstddef>
-#include <memory>
-#include <string_view>
-#include <vector>
 #include "../../../core/dtype.h"
 #include "../plan/plan.h"
 

@@ -1,5 +1,4 @@
 #pragma once
-#include <span>
 #include "core/tensor.h"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/hopper/schedule.h"

@@ -1,6 +1,5 @@
 // The lists of a tiling in a GPU's memory: packed in one block, copied once, kept with it.
 #include "ops/hilbert/kernels/cuda/on_device.h"
-#include <algorithm>
 #include "core/cuda/context.h"
 #include "ops/hilbert/plan/attends.h"
 

@@ -1,6 +1,5 @@
 // Which kernel takes a pass on a GPU: decided once, here, from what it is; and passes run.
 #include <cstdlib>
-#include <optional>
 #include "core/cuda/context.h"
 #include "core/tensor.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"

@@ -1,5 +1,4 @@
 #pragma once
-#include <utility>
 #include "core/cuda/pack.cuh"
 #include "core/tensor.h"
 #include "ops/hilbert/kernels/attention.h"

@@ -2,8 +2,6 @@
 // have long been there, and those after it find its part where they begin. Owners that meet most
 // tiles, and far more than others, come last: whoever came after them would wait at each tile.
 #include "ops/hilbert/kernels/hopper/schedule.h"
-#include <algorithm>
-#include <span>
 #include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/plan/attends.h"
 

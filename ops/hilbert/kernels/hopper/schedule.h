@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include "ops/hilbert/kernels/hopper/visits.h"
 
 // Private: who adds to a tile of dQ when, where owners of keys go back in one pass.

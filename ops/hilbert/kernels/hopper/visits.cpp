@@ -1,12 +1,6 @@
 // Tiles are merged to owners of up to 128 rows, pairs of them cut into cells of 64 x 64, and masks
 // of cells told apart by their bits. Work is proportional to the tiles that are listed.
 #include "ops/hilbert/kernels/hopper/visits.h"
-#include <algorithm>
-#include <bit>
-#include <limits>
-#include <memory>
-#include <span>
-#include <unordered_map>
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/plan/attends.h"
 

@@ -1,9 +1,4 @@
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
 #include "ops/hilbert/plan/tiling.h"
 
 // A tiling as kernels walk it whose tiles have 128 rows: who owns what, whom it visits in steps of

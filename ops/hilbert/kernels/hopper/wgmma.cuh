@@ -1,6 +1,4 @@
 #pragma once
-#include <cstdint>
-#include <type_traits>
 #include "core/dtype.h"
 
 // wgmma: a warpgroup multiplies 64 x 16 by 16 x N numbers of 16 bits, E, and adds in f32. A lies in
