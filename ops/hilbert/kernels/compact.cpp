@@ -84,7 +84,7 @@ struct Piece {
   std::vector<Asked> asked = {};
   Index keys = 0, pairs = 0, full = 0;
   bool whole = false;  // all tiles of keys are met whole; no keys are listed
-  void ask(Asked x) { asked.push_back(x), keys += std::popcount(x.any); }
+  void ask(Asked x) { asked.push_back(x), keys += bits_in(x.any); }
 };
 
 class Compactor {
@@ -177,7 +177,7 @@ class Compactor {
       for (Piece& p : pieces) {
         Asked its{first, 0, ~std::uint64_t{0}};
         for (const std::uint64_t word : std::span(words).subspan(at(p.q.begin - all.begin), at(count(p.q))))
-          its.any |= word, its.all &= word, p.pairs += word ? std::popcount(word) : 0;
+          its.any |= word, its.all &= word, p.pairs += word ? bits_in(word) : 0;
         if (its.any != 0) p.ask(its);
       }
     });

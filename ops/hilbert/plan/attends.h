@@ -9,6 +9,12 @@ namespace hilt {
 /// A number as what lists are indexed by, and as what they hold.
 constexpr std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 template <class I> constexpr std::int32_t narrow(I i) { return static_cast<std::int32_t>(i); }
+/// How many bits are set. std::popcount() is a call where not every processor has the instruction.
+constexpr Index bits_in(std::uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555;
+  x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
+  return static_cast<Index>(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101 >> 56);
+}
 
 /// What a key has instead of a number on an axis where every query takes it.
 constexpr std::int32_t kTaken = -2;

@@ -1,5 +1,4 @@
 // Lists of tiles, attended pairs of tiles, and entries of tilings that others take.
-#include <bit>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
 
@@ -111,7 +110,7 @@ Index PairBits::count(Tiling::Range q, Tiling::Range k, Index most) {
     for (Tiling::Range part{q.begin, q.begin}; part.begin < q.end && n < most; part.begin = part.end) {
       part.end = std::min(q.end, part.begin + narrow(std::clamp<Index>(most, 8, Tiling::kTile)));
       find(part, j, std::min(k.end - j, 64), words);
-      for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += words[at(i)] ? std::popcount(words[at(i)]) : 0;
+      for (std::int32_t i = 0; i < part.end - part.begin; ++i) n += words[at(i)] ? bits_in(words[at(i)]) : 0;
     }
   return n;
 }

@@ -70,7 +70,7 @@ class Masks {
   MaskedCell cell_of(const Bits& bits) {
     if (const auto known = cells_.find(bits); known != cells_.end()) return known->second;
     MaskedCell made{number_of(bits), Visits::kCompare};
-    for (const std::uint64_t row : bits) made.pairs += std::popcount(row), made.columns |= row;
+    for (const std::uint64_t row : bits) made.pairs += bits_in(row), made.columns |= row;
     for (std::size_t i = 0; i < bits.size(); ++i) made.rows |= std::uint64_t{bits[i] != 0} << i;
     if (made.cell == Visits::kCompare) return made;  // as all will be that come
     const Bits other = transposed(bits);
