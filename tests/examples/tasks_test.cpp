@@ -275,7 +275,7 @@ TEST(Ising, ItsFloorIsThePosteriorOfTheTrueSpinsOnTheSameRows) {
   double flipped = 0;
   for (Index r = 0; r < 300; ++r) {
     const auto x = row_of(*task, Split::validation, r), y = row_of(*task, Split::validation, r, true);
-    const std::vector<double> p = all_lattices(3, 4, Ising::kCritical, x).first;
+    const std::vector<double> p = all_lattices(3, 4, Ising::kCritical, x);
     double cost = 0, right = 0;
     for (std::size_t i = 0; i < x.size(); ++i) {
       double up = 0;
