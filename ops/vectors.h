@@ -40,10 +40,15 @@ template <class E>
   sum += left * right;
 #endif
 }
+/// Sums as elements of a factor, where those are packed: to nearest even.
+template <class E> Vector<E> rounded(const Vector<float>& low, const Vector<float>& high);
 #ifdef __AVX512BF16__  // asm would keep g++ from holding all sums in registers
 template <>
 [[gnu::always_inline]] inline void multiply_add<Bf16x2>(Vector<float>& sum, Bf16x2 left, const Vector<Bf16x2>& right) {
   sum = (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(Vector<Bf16x2>{} + left), (__m512bh)right);
+}
+template <> inline Vector<Bf16x2> rounded<Bf16x2>(const Vector<float>& low, const Vector<float>& high) {
+  return (Vector<Bf16x2>)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 #endif
 

@@ -78,39 +78,52 @@ template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> 
     }
 }
 
-template <int To> [[gnu::always_inline]] inline void load_tile(const void* from, Index pitch) {
-  asm volatile("tileloadd (%0, %1, 4), %%tmm%c2" ::"r"(from), "r"(pitch), "i"(To) : "memory");
-}
+/// A processor's tiles, where E are pairs; a test emulates them. g++ 12 has intrinsics that do not
+/// say what they read. `shapes` has of tile i the bytes of a row at 16 + 2 i, and rows at 48 + i.
+template <class E> struct AmxTiles {
+  static void begin(const std::uint8_t (&shapes)[kLine]) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+  template <int To> static void clear() { asm volatile("tilezero %%tmm%c0" ::"i"(To)); }
+  template <int To> static void load(const void* from, Index words) {
+    asm volatile("tileloadd (%0, %1, 4), %%tmm%c2" ::"r"(from), "r"(words), "i"(To) : "memory");
+  }
+  template <int From> static void store(void* to, Index words) {
+    asm volatile("tilestored %%tmm%c2, (%0, %1, 4)" ::"r"(to), "r"(words), "i"(From) : "memory");
+  }
+  template <int To, int A, int B> static void add_product() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(A), "i"(B));
+  }
+  static void end() { asm volatile("tilerelease"); }
+};
 /// product() of n pairs by tiles (AMX) of 16 rows of 64 bytes: sums in tile 0, factors in 1 and 2,
 /// those of the last pairs, up to 16, in 3 and 4.
 template <class E>
 [[gnu::noinline]] void tile_product(Left<E> a, Tile<E> b, Tile<float> c, Index rows, Index n, Index columns, bool add) {
+  using P = AmxTiles<E>;
   constexpr Index N = kLanes<E>, kPairs = kTile / 2;
   alignas(kLine) E turned[N * kPairs];
   const Index last = (n - 1) / N * N;
   for (Index r = 0; r < rows; r += N) {
     const Index height = rows - r < N ? rows - r : N, rest = n - last;
-    alignas(kLine) std::uint8_t shapes[kLine] = {1};  // of tile i: bytes of a row at 16 + 2 i, rows at 48 + i
+    alignas(kLine) std::uint8_t shapes[kLine] = {1};
     for (int i = 0; i < 5; ++i) shapes[16 + 2 * i] = static_cast<std::uint8_t>(i == 3 ? 4 * rest : kLine);
     for (int i = 0; i < 5; ++i) shapes[48 + i] = static_cast<std::uint8_t>(i == 2 ? N : i == 4 ? rest : height);
-    asm volatile("ldtilecfg %0" ::"m"(shapes));
+    P::begin(shapes);
     Tile<E> left{const_cast<E*>(a.at) + r * a.row, a.row};
     if (a.step != 1) transpose<E>({left.at, a.step}, n, N, {turned, kPairs}), left = {turned, kPairs};
     for (Index j = 0; j < columns; j += N) {
       float* const to = c.row(r) + j;
-      if (add) load_tile<0>(to, c.pitch);
-      else asm volatile("tilezero %tmm0");
+      if (add) P::template load<0>(to, c.pitch);
+      else P::template clear<0>();
       for (Index k = 0; k < last; k += N) {
-        load_tile<1>(left.at + k, left.pitch), load_tile<2>(b.row(k) + j, b.pitch);
-        asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0");
+        P::template load<1>(left.at + k, left.pitch), P::template load<2>(b.row(k) + j, b.pitch);
+        P::template add_product<0, 1, 2>();
       }
-      load_tile<3>(left.at + last, left.pitch), load_tile<4>(b.row(last) + j, b.pitch);
-      asm volatile("tdpbf16ps %%tmm4, %%tmm3, %%tmm0; tilestored %%tmm0, (%0, %1, 4)" ::"r"(to), "r"(c.pitch)
-                   : "memory");
+      P::template load<3>(left.at + last, left.pitch), P::template load<4>(b.row(last) + j, b.pitch);
+      P::template add_product<0, 3, 4>(), P::template store<0>(to, c.pitch);
       for (Index i = 0; a.factor != 1 && i < height; ++i) vector_at(to + i * c.pitch) *= a.factor;
     }
   }
-  asm volatile("tilerelease");
+  P::end();
 }
 
 /// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
@@ -153,8 +166,7 @@ template <class E> void pack_row(Sum<E>* row, Index n) {
   if constexpr (kPacked<E>) {
     if (n % 2 != 0) row[n] = 0;
     for (Index j = 0; j < n; j += 2 * kLanes<E>) {
-      Halves x;  // rounded to nearest even
-      asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(x) : "v"(vector_at(row + j)), "v"(vector_at(row + j + kLanes<E>)));
+      const Vector<E> x = rounded<E>(vector_at(row + j), vector_at(row + j + kLanes<E>));
       __builtin_memcpy(row + j / 2, &x, sizeof x);
     }
   }
