@@ -191,7 +191,7 @@ Problem drawn_once(Rng& r, Family family, bool base, const Machine& machine) {
   if (family == kBranches || family == kDilated)
     p.dilation_mode = r.pick({"all_queries", "all_queries", "longnet", "head_groups", "residue"});
   if (family == kSegment && p.order.find(':') == std::string::npos && r.chance(0.2)) p.order += ",scope=segment";
-  p.dim = r.pick<Index>({64, 64, 64, 128, 128, 128, 32, 48, 80, 96, 112, 160, 192, 256});
+  p.dim = r.pick<Index>({64, 64, 64, 128, 128, 128, 16, 32, 48, 80, 96, 112, 160, 192, 256});
   p.dtype = r.pick({"bf16", "bf16", "bf16", "f16", "f16"});
   p.heads = r.pick<Index>({1, 2, 4, 6, 8, 8, 12, 16, 16, 24, 32});
   if (p.dilation_mode == "head_groups") p.heads = std::max<Index>(p.heads, 4);
