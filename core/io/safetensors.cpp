@@ -330,8 +330,9 @@ Tensor SafetensorsFile::read(const std::string& name) const {
 // ---- writing ------------------------------------------------------------------------------------
 static std::string json_string(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
-  for (std::size_t at = 0; at < text.size();)
-    check(next_utf8(text, at).has_value(), "safetensors: '", shown(text), "' is not UTF-8");
+  bool is_utf8 = true;
+  for (std::size_t at = 0; is_utf8 && at < text.size();) is_utf8 = next_utf8(text, at).has_value();
+  check(is_utf8, "safetensors: '", is_utf8 ? "" : shown(text), "' is not UTF-8");
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') (out += '\\') += c;
@@ -339,8 +340,7 @@ static std::string json_string(std::string_view text) {
       (out += "\\u00") += {kHex[static_cast<unsigned char>(c) >> 4], kHex[c & 15]};
     else out += c;
   }
-  out += '"';
-  return out;
+  return out + '"';
 }
 
 static std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {

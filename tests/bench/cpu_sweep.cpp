@@ -196,8 +196,8 @@ Ratios run(std::uint64_t i, const Problem& p, const Dense& dense, Machine machin
             << "\", \"forward_ms\": " << ours.forward_ms << ", \"backward_ms\": " << ours.backward_ms
             << ", \"pair_ns\": " << ns << ", \"dense_pair_ns\": " << dense_ns << ", \"ratio\": " << ratios.pair
             << ", \"floor_ratio\": " << ratios.floor
-            << ", \"keys\": " << pairs / static_cast<double>(p.length * p.heads) << ", \"plan_ms\": " << plan_ms
-            << ", \"lists_ms\": " << lists_ms << ", \"plan_bytes\": " << plan->bytes()
+            << ", \"keys\": " << pairs / static_cast<double>((p.queries > 0 ? p.queries : p.length) * p.heads)
+            << ", \"plan_ms\": " << plan_ms << ", \"lists_ms\": " << lists_ms << ", \"plan_bytes\": " << plan->bytes()
             << ", \"relative_error\": " << error.worst << ", \"reference\": \"" << error.reference << "\"}"
             << std::endl;
   return ratios;

@@ -380,6 +380,7 @@ Floor floor_of(const Problem& p, const Plan& plan, const Cells& cells, const Mac
     }
   const auto batch = static_cast<double>(p.batch), dim = static_cast<double>(p.dim), e = m.element;
   const double all = static_cast<double>(p.length * p.heads);
+  const double out = static_cast<double>((p.queries > 0 ? p.queries : p.length) * p.heads);  // rows of o and dq
   const double grouped = static_cast<double>(p.kv_heads) / static_cast<double>(p.heads);  // of keys, and rows of keys
   const double pairs = batch * static_cast<double>(cells.pairs);
   const auto ms = [&](double read, double written, double products) {
@@ -387,7 +388,7 @@ Floor floor_of(const Problem& p, const Plan& plan, const Cells& cells, const Mac
     return 1e3 *
            std::max({bytes / (written > 0 ? m.bytes : read_rate), products * pairs * dim / m.flops, pairs / m.exps});
   };
-  return {ms(queries + 2 * keys * grouped, all, 4), ms(3 * queries + 2 * keys * grouped, all + 2 * all * grouped, 10)};
+  return {ms(queries + 2 * keys * grouped, out, 4), ms(3 * queries + 2 * keys * grouped, out + 2 * all * grouped, 10)};
 }
 
 }  // namespace hilt::bench

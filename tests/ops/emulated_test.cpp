@@ -7,16 +7,19 @@
 #include <random>
 #include "core/dispatch.h"
 #include "core/processor.h"
+#include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/product_cpu.h"
+#include "ops/ops.h"
 #include "tests/support/emulated_pairs.h"
 
 namespace hilt {
 
-// The linker has everyone outside core/ call this instead: see meson.build.
-extern "C" Isa __wrap__ZN4hilt10active_isaEv() {
+static Isa asked_for() {
   const char* const text = std::getenv("HILT_EMULATED");
-  return text && std::string_view(text) == "avx512_bf16" ? Isa::avx512_bf16 : Isa::avx512_amx;
+  return text && std::string_view(text) == name_of(Isa::avx512_bf16) ? Isa::avx512_bf16 : Isa::avx512_amx;
 }
+// The linker has everyone outside core/ call this instead: see meson.build.
+extern "C" Isa __wrap__ZN4hilt10active_isaEv() { return asked_for(); }
 
 namespace {
 
@@ -38,10 +41,25 @@ template <class Tiles> void run(const std::uint8_t (&shapes)[64], const Words& a
 /// Nothing here runs without AVX-512, which is not emulated.
 struct Needs : testing::Environment {
   void SetUp() override {
-    if (std::string_view(widest_isa()).substr(0, 6) != "avx512") GTEST_SKIP() << "this processor has no AVX-512";
+    if (std::string_view(widest_isa()).substr(0, 6) == "avx512") return;
+    std::puts("skipped: this processor has no AVX-512");
+    std::exit(77);
   }
 };
 const auto* const kNeeds = testing::AddGlobalTestEnvironment(new Needs);
+
+TEST(Emulated, KernelsUseIt) {
+  ASSERT_EQ(name_of(active_isa()), name_of(asked_for()));
+  Generator draw(1);
+  const Tensor x = to(randn({1, 32, 2, 16}, draw.next()), DType::bf16), m = reshape(x, {32, 32});
+  const auto counted = [](auto run) {
+    const long before = emulated::used;
+    run();
+    return emulated::used - before;
+  };
+  EXPECT_GT(counted([&] { (void)matmul(m, m); }), 0);
+  EXPECT_GT(counted([&] { (void)attention(x, x, x, make_plan({.length = 32, .heads = 2})); }), 0);
+}
 
 TEST(Emulated, RoundsAsTheProcessor) {
   if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP() << "this processor has no vcvtne2ps2bf16";

@@ -1,7 +1,10 @@
 #pragma once
 #include <immintrin.h>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -20,7 +23,10 @@ inline float half_of(std::uint32_t pair, int i) {
 }
 inline float joined(float x, float y, float sum) { return flushed(std::fma(x, y, flushed(sum))); }
 
+inline std::atomic<long> used = 0;  // products so far
+
 inline __m512 dpbf16_ps(__m512 sum, __m512bh x, __m512bh y) {
+  ++used;
   Floats out = (Floats)sum;
   for (int i = 0; i < 16; ++i)
     for (const int half : {1, 0}) out[i] = joined(half_of(((Words)x)[i], half), half_of(((Words)y)[i], half), out[i]);
@@ -37,6 +43,10 @@ inline __m512bh cvtne2ps_pbh(__m512 high, __m512 low) {
   return (__m512bh)out;
 }
 
+/// What a processor takes for an illegal instruction.
+inline void require(bool legal) {
+  if (!legal) std::fputs("emulated: no processor takes such tiles\n", stderr), std::abort();
+}
 struct Tiles {
   struct Tile {
     std::uint32_t word[16][16];
@@ -45,6 +55,8 @@ struct Tiles {
   static inline thread_local Tile tile[8];
 
   static void begin(const std::uint8_t (&shapes)[64]) {
+    require(shapes[0] == 1);
+    for (int i = 0; i < 8; ++i) require(shapes[16 + 2 * i] <= 64 && shapes[48 + i] <= 16);
     for (int i = 0; i < 8; ++i) tile[i] = Tile{{}, shapes[48 + i], shapes[16 + 2 * i] / 4};
   }
   template <int To> static void clear() { std::memset(tile[To].word, 0, sizeof tile[To].word); }
@@ -60,6 +72,8 @@ struct Tiles {
                   4 * static_cast<std::size_t>(tile[From].words));
   }
   template <int To, int A, int B> static void add_product() {
+    require(tile[To].rows == tile[A].rows && tile[To].words == tile[B].words && tile[A].words == tile[B].rows);
+    ++used;
     for (int row = 0; row < tile[To].rows; ++row)
       for (int column = 0; column < tile[To].words; ++column) {
         float of[2] = {};

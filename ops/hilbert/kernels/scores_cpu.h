@@ -184,21 +184,21 @@ inline bool is_shared(const PairTensor<void>& d, const AttentionSizes& s) {
 /// keep[j] = -1 for the keys j that query i attends to, else 0: attends(), a row at a time.
 template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep) {
   const Index n = k.end - k.begin, boxes = t.boxes;
-  I in[kTile];
+  I in[kTile], *const box_keeps = boxes == 1 ? keep : in;
   const auto only = [&](I* to, const std::int32_t* key, auto step, std::int32_t low, std::int32_t high) {
     for (Index j = 0; j < n; ++j)
       to[j] &= -((I(key[j * step] >= low) & I(key[j * step] <= high)) | I(key[j * step] == kTaken));
   };
   constexpr std::integral_constant<Index, 1> kOne;
   for (Index box = 0; box < boxes; ++box) {
-    for (Index j = 0; j < n; ++j) in[j] = -1;
+    for (Index j = 0; j < n; ++j) box_keeps[j] = -1;
     for (const Tiling::Axis& axis : t.axis) {
       if (axis.key.empty()) continue;
       const std::int32_t *const key = axis.key.data() + k.begin * boxes + box, low = axis.low.data()[i * boxes + box],
                                 high = axis.high.data()[i * boxes + box];
-      boxes == 1 ? only(in, key, kOne, low, high) : only(in, key, boxes, low, high);
+      boxes == 1 ? only(keep, key, kOne, low, high) : only(in, key, boxes, low, high);
     }
-    for (Index j = 0; j < n; ++j) keep[j] = box == 0 ? in[j] : keep[j] | in[j];
+    for (Index j = 0; boxes > 1 && j < n; ++j) keep[j] = box == 0 ? in[j] : keep[j] | in[j];
   }
   if (t.causal) only(keep, t.k_ranks().data() + k.begin, kOne, INT32_MIN, t.q_ranks().data()[i]);
 }
