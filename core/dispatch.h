@@ -116,9 +116,9 @@ template <class F> auto with_device(const char* op, const Tensor& x, F&& f) {
 /// Calls f.operator()<T>(where) for the element type and device of x, a float of any width. f64
 /// exists on the CPU alone. These and visit_any alone list which pairs are built.
 template <class F> void visit(const char* op, const Tensor& x, F&& f) {
-  with_device(op, x, [&](auto where) {
+  with_device(op, x, [&]<class At>(At where) {
     with_type(x.dtype(), [&]<class T>() {
-      if constexpr (!std::is_integral_v<T> && !(is_cuda<decltype(where)> && std::is_same_v<T, double>))
+      if constexpr (!std::is_integral_v<T> && !(is_cuda<At> && std::is_same_v<T, double>))
         f.template operator()<T>(where);
     });
   });
