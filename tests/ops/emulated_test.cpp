@@ -49,7 +49,8 @@ struct Needs : testing::Environment {
 const auto* const kNeeds = testing::AddGlobalTestEnvironment(new Needs);
 
 TEST(Emulated, KernelsUseIt) {
-  ASSERT_EQ(name_of(active_isa()), name_of(asked_for()));
+  const char* const text = std::getenv("HILT_EMULATED");
+  ASSERT_EQ(name_of(active_isa()), text ? text : "avx512_amx");
   Generator draw(1);
   const Tensor x = to(randn({1, 32, 2, 16}, draw.next()), DType::bf16), m = reshape(x, {32, 32});
   const auto counted = [](auto run) {
